@@ -1,0 +1,97 @@
+"""All settings in one object, read by entry points only and passed down.
+
+Environment prefix `BEDPLATE_`, nested with `__` (`BEDPLATE_DATABASE__URL`), or a TOML file (`/etc/bedplate/config.toml`,
+another by `BEDPLATE_CONFIG`). The environment wins over the file. Unknown keys are fatal in both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DatabaseSettings(Section):
+    url: str = Field(default="", description="PostgreSQL URL (`postgresql://…`). Empty: `bedplate up` runs its own server.")
+    pool_size: int = Field(default=10, ge=1, le=200, description="Connections each process may hold.")
+
+
+class RedisSettings(Section):
+    url: str = Field(default="", description="Redis or Valkey URL. Empty: `bedplate up` runs its own server.")
+
+
+class TlsSettings(Section):
+    certificate: Path | None = Field(default=None, description="PEM certificate chain; with it the listener speaks TLS.")
+    key: Path | None = Field(default=None, description="PEM private key of the certificate.")
+
+
+class ApiSettings(Section):
+    listen: str = Field(default="127.0.0.1:8700", description="Address and port of API and console.")
+    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body; larger ones are refused with 413.")
+    tls: TlsSettings = TlsSettings()
+
+
+class GatewaySettings(Section):
+    listen: str = Field(default="127.0.0.1:8800", description="Address and port of the OpenAI-compatible gateway.")
+    max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Largest request body.")
+    instance: str = Field(default="gw0", description="Name of this gateway in metering records; unique among live gateways.")
+    tls: TlsSettings = TlsSettings()
+
+
+class WorkerSettings(Section):
+    processes: int = Field(default=1, ge=1, le=64, description="Worker processes that `bedplate up` starts.")
+    max_steps_in_flight: int = Field(default=64, ge=1, le=1000, description="Steps one worker process runs at a time.")
+
+
+def default_state_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/bedplate")
+    return Path.home() / ".local/state/bedplate"
+
+
+class Settings(BaseSettings):
+    """Everything a Bedplate process can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BEDPLATE_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    state_dir: Path = Field(default_factory=default_state_dir, description="Where keys, databases, caches and journals live.")
+    master_key_file: Path | None = Field(
+        default=None, description="File with the 32-byte master key; default `<state_dir>/master.key`."
+    )
+    insecure_http: bool = Field(
+        default=False, description="Allow plain HTTP on other addresses than loopback. Shown as a warning."
+    )
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least level that is logged.")
+    apt_mirror: str = Field(default="", description="Debian mirror for guest images; default: the machine's apt configuration.")
+    cache_dir: Path | None = Field(
+        default=None, description="Where downloads and built images are kept; default `~/.cache/bedplate`."
+    )
+    database: DatabaseSettings = DatabaseSettings()
+    redis: RedisSettings = RedisSettings()
+    api: ApiSettings = ApiSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    worker: WorkerSettings = WorkerSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del dotenv_settings, file_secret_settings
+        path = Path(os.environ.get("BEDPLATE_CONFIG", "/etc/bedplate/config.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+
+__all__ = ["SecretStr", "Settings"]

@@ -1,0 +1,100 @@
+"""What a host says of itself. Everything is probed, nothing assumed; a fact that cannot be known is None or empty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFact:
+    id: int
+    core_id: int
+    socket_id: int
+    numa_node: int
+    siblings: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNodeFact:
+    id: int
+    memory_bytes: int
+    hugepages_2m_total: int = 0
+    hugepages_2m_free: int = 0
+    hugepages_1g_total: int = 0
+    hugepages_1g_free: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFact:
+    name: str
+    size_bytes: int
+    is_rotational: bool
+    model: str = ""
+    is_mounted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceFact:
+    name: str
+    mac: str
+    mtu_bytes: int
+    addresses: tuple[str, ...]
+    speed_mbit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciFact:
+    bdf: str
+    class_id: str
+    vendor_id: str
+    device_id: str
+    numa_node: int | None
+    iommu_group: int | None
+    driver: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvmFact:
+    """`usable` is the outcome of booting a tiny guest, never of the device's existence; `reason` says why not."""
+
+    device_present: bool
+    usable: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFact:
+    """A program the drivers need; empty version = missing."""
+
+    name: str
+    path: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    hostname: str
+    architecture: str
+    os_id: str
+    os_version: str
+    kernel_version: str
+    boot_id: str
+    machine_id: str
+    agent_version: str
+    supervisor: str
+    is_virtual_machine: bool
+    schedulable_cpus: int
+    schedulable_memory_bytes: int
+    state_free_bytes: int
+    state_total_bytes: int
+    kvm: KvmFact
+    machine_drivers: tuple[str, ...]
+    storage_drivers: tuple[str, ...]
+    cpus: tuple[CpuFact, ...] = ()
+    numa_nodes: tuple[NumaNodeFact, ...] = ()
+    disks: tuple[DiskFact, ...] = ()
+    interfaces: tuple[InterfaceFact, ...] = ()
+    pci: tuple[PciFact, ...] = ()
+    programs: tuple[ProgramFact, ...] = ()
+    kernel_features: dict[str, bool] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()

@@ -1,0 +1,183 @@
+"""Wanted documents: what the control plane tells a host to have, each with a generation.
+
+The one rule: a document is complete. The agent compares it with what it sees and can start from it alone after a reboot.
+Sizes in bytes, addresses as text without prefix length unless the name says cidr, digests as lower-case sha256 hex.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Generation:
+    """(deployment epoch, number): restoring a backup raises the epoch, so old numbers never win again."""
+
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWanted:
+    """One content-addressed file. `name` is relative, without `..`."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageWanted:
+    """A content-addressed set of files on the host: a guest image, model weights, an engine, a VMM.
+
+    `image.ensure` answers Running(needs=[sha256…]) until every file was uploaded; then Succeeded with `path`.
+    """
+
+    id: str
+    generation: Generation
+    purpose: Literal["guest", "weights", "engine", "artifact"]
+    files: tuple[FileWanted, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeWanted:
+    """A disk. `image_id` + `image_file` name the read-only base (raw or qcow2, of an ensured image), or both are empty."""
+
+    id: str
+    generation: Generation
+    size_bytes: int
+    image_id: str = ""
+    image_file: str = ""
+    backend: Literal["qsd", "spdk", "fake"] = "qsd"
+    num_queues: int = 1
+    queue_size: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicWanted:
+    """One tap (a veth for containers), routed: the host routes `addresses` (a /32 and a /128) to it."""
+
+    id: str
+    generation: Generation
+    mac: str
+    ipv4: str
+    ipv6: str
+    mtu_bytes: int = 1500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteWanted:
+    """`destination_cidr` (one VM's /32 or /128, or a subnet) goes to the host whose data address is `via`."""
+
+    destination_cidr: str
+    via: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkWanted:
+    """All routes of this host to VMs on other hosts (encryption: none). Id is always `routes`: one document a host."""
+
+    id: str
+    generation: Generation
+    routes: tuple[RouteWanted, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedWanted:
+    """What first boot reads (NoCloud). Sealed under the host's key at rest."""
+
+    hostname: str
+    user: str = "debian"
+    ssh_authorized_keys: tuple[str, ...] = ()
+    user_data: str = ""
+    nameservers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelBoot:
+    """Direct kernel boot from files of the guest image."""
+
+    kind: Literal["kernel"] = "kernel"
+    kernel_file: str
+    initramfs_file: str
+    cmdline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirmwareBoot:
+    kind: Literal["firmware"] = "firmware"
+    firmware_file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountWanted:
+    """A read-only directory of an ensured image, seen at `path` inside the machine (container), or a disk (VM)."""
+
+    image_id: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadWanted:
+    """A command to keep running inside the machine (an inference engine); None for a plain VM.
+
+    `root_image_id`: for the container driver the image whose file `root.tar.zst` is the root tree.
+    `secret_env` rests sealed under the host's key.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    secret_env: dict[str, str] = field(default_factory=dict)
+    mounts: tuple[MountWanted, ...] = ()
+    port: int = 0
+    health_path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskWanted:
+    volume_id: str
+    is_boot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmWanted:
+    """One machine of any isolation class. `driver` is chosen by the control plane from the host's traits.
+
+    `power` is a field, not a verb; raising `restart_generation` restarts once. `home: movable` needs a live grant.
+    """
+
+    id: str
+    generation: Generation
+    driver: Literal["qemu", "cloud_hypervisor", "container", "fake"]
+    vcpus: int
+    memory_bytes: int
+    image_id: str
+    boot: KernelBoot | FirmwareBoot | None
+    disks: tuple[DiskWanted, ...]
+    nics: tuple[NicWanted, ...]
+    seed: SeedWanted
+    power: Literal["running", "stopped"] = "running"
+    restart_generation: int = 0
+    on_guest_poweroff: Literal["stop", "restart"] = "stop"
+    home: Literal["pinned", "movable"] = "pinned"
+    workload: WorkloadWanted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """Make it gone. Absent is success; a tombstone refuses late ensures of this generation or older for 30 days."""
+
+    id: str
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One object as the host sees it. `state` is the verb's own word (`running`, `stopped`, `present`, `absent`, `failed`)."""
+
+    id: str
+    kind: Literal["vm", "volume", "image", "nic", "network"]
+    generation: Generation | None
+    state: str
+    detail: dict[str, str | int | float | bool | None] = field(default_factory=dict)

@@ -1,0 +1,118 @@
+"""Shared fixtures: one throw-away PostgreSQL for the whole session, a fresh database for each test that asks.
+
+`REQUIRE_CAPS=netns,qemu` turns a skip for a missing capability into a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import asyncpg
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from controlplane.embedded.postgres import Postgres
+
+TEMPLATE = "bedplate_template"
+
+
+def _can_make_namespaces() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode == 0
+
+
+CAPABILITIES: dict[str, Callable[[], bool]] = {
+    "root": lambda: os.geteuid() == 0,
+    "netns": _can_make_namespaces,
+    "sshd": lambda: shutil.which("sshd", path="/usr/sbin:/usr/bin") is not None,
+    "qemu": lambda: shutil.which("qemu-system-x86_64") is not None,
+    "qsd": lambda: shutil.which("qemu-storage-daemon") is not None,
+    "runc": lambda: shutil.which("runc", path="/usr/sbin:/usr/bin") is not None,
+    "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is not None,
+}
+
+
+@cache
+def has_capability(name: str) -> bool:
+    return CAPABILITIES[name]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--metal", action="store_true", help="also run tests that need an emulated or real metal host")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    required = set(filter(None, os.environ.get("REQUIRE_CAPS", "").split(",")))
+    for item in items:
+        if item.get_closest_marker("metal") and not config.getoption("--metal"):
+            item.add_marker(pytest.mark.skip(reason="metal: run with --metal"))
+        for marker in item.iter_markers("caps"):
+            missing = [name for name in marker.args if not has_capability(name)]
+            if missing and not required.intersection(missing):
+                item.add_marker(pytest.mark.skip(reason=f"this machine lacks: {', '.join(missing)}"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of this session's own, without fsync."""
+    directory = Path(tempfile.mkdtemp(prefix="bedplate-test-pg-"))
+    directory.chmod(0o755)
+    server = Postgres(directory=directory, is_durable=False)
+    server.prepare()
+
+    process = server.start()
+    try:
+        asyncio.run(_make_template(server))
+        yield server
+    finally:
+        server.stop()
+        if process is not None:
+            process.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _make_template(server: Postgres) -> None:
+    from controlplane.models.all import metadata
+
+    admin = await asyncpg.connect(server.url("postgres"))
+    await admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    await admin.close()
+    engine = create_async_engine(server.url(TEMPLATE).replace("postgresql://", "postgresql+asyncpg://"))
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    await engine.dispose()
+
+
+@pytest.fixture
+async def database_url(postgres: Postgres) -> AsyncIterator[str]:
+    """URL (`postgresql://…`) of a fresh database with the whole schema."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres.url("postgres"))
+    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    try:
+        yield postgres.url(name)
+    finally:
+        with contextlib.suppress(asyncpg.PostgresError):
+            await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+@pytest.fixture
+async def empty_database_url(postgres: Postgres) -> AsyncIterator[str]:
+    """URL of a fresh database without any table."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres.url("postgres"))
+    await admin.execute(f"CREATE DATABASE {name}")
+    try:
+        yield postgres.url(name)
+    finally:
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
