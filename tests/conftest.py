@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             missing = [name for name in marker.args if not has_capability(name)]
             if missing and not required.intersection(missing):
                 item.add_marker(pytest.mark.skip(reason=f"this machine lacks: {', '.join(missing)}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what this machine could not run, and why."""
+    left_out: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        left_out[reason.removeprefix("Skipped: ")] += 1
+    if missing := sorted(name for name in CAPABILITIES if not has_capability(name)):
+        terminalreporter.write_line(f"this machine lacks: {', '.join(missing)}")
+    for reason, count in sorted(left_out.items()):
+        terminalreporter.write_line(f"left out: {count} tests ({reason})")
 
 
 @pytest.fixture(scope="session")
