@@ -27,6 +27,7 @@ class Kind(StrEnum):
     GPU = "gpu"
     HOST = "host"
     IMAGE = "img"
+    IMAGE_COPY = "imgc"
     INCIDENT = "inc"
     KEY = "key"
     LOADBALANCER = "lb"

@@ -1,0 +1,67 @@
+"""Hosts: how to reach one, what it is, what of it may be given away, and what already is.
+
+The one rule: `reserved_*` are the sums of the host's reservations and change only by `controlplane.placement`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from ipaddress import IPv4Address, IPv6Address
+
+from sqlalchemy import CheckConstraint, Index, Text
+from sqlalchemy.dialects.postgresql import ARRAY, INET, JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from controlplane.core.json import Json
+from controlplane.models.base import Base, Versioned
+
+
+class Host(Versioned, Base):
+    """States: `enrolling` (being set up or repaired), `ready`, `removing`. `is_cordoned` keeps new machines away."""
+
+    __tablename__ = "host"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    state: Mapped[str] = mapped_column(server_default="enrolling")
+    is_cordoned: Mapped[bool] = mapped_column(server_default="false")
+    removing_at: Mapped[datetime | None]
+    roles: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{compute}")
+    labels: Mapped[dict[str, Json]] = mapped_column(server_default="{}")
+    location: Mapped[str] = mapped_column(server_default="")
+
+    address: Mapped[str]
+    port: Mapped[int] = mapped_column(server_default="22")
+    login_user: Mapped[str] = mapped_column(server_default="root")
+    host_key_fingerprint: Mapped[str] = mapped_column(server_default="")
+    ssh_key_sealed: Mapped[bytes | None]
+
+    link: Mapped[str] = mapped_column(server_default="unknown")
+    link_changed_at: Mapped[datetime | None]
+    facts: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
+    facts_at: Mapped[datetime | None]
+    agent_version: Mapped[str] = mapped_column(server_default="")
+    architecture: Mapped[str] = mapped_column(server_default="")
+    machine_drivers: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
+    data_ipv4: Mapped[IPv4Address | None] = mapped_column(INET)
+    data_ipv6: Mapped[IPv6Address | None] = mapped_column(INET)
+
+    allocatable_vcpus: Mapped[int] = mapped_column(server_default="0")
+    allocatable_memory_bytes: Mapped[int] = mapped_column(server_default="0")
+    reserved_vcpus: Mapped[int] = mapped_column(server_default="0")
+    reserved_memory_bytes: Mapped[int] = mapped_column(server_default="0")
+    conditions: Mapped[list[Json]] = mapped_column(server_default="[]")
+
+    __table_args__ = (
+        CheckConstraint("state IN ('enrolling', 'ready', 'removing')", name="state_known"),
+        CheckConstraint("(state = 'ready') <= (facts IS NOT NULL AND ssh_key_sealed IS NOT NULL)", name="ready_has_facts"),
+        CheckConstraint("(state = 'removing') = (removing_at IS NOT NULL)", name="removing_has_time"),
+        CheckConstraint("(facts IS NULL) = (facts_at IS NULL)", name="facts_have_time"),
+        CheckConstraint("link IN ('unknown', 'up', 'lost')", name="link_known"),
+        CheckConstraint("(link = 'unknown') = (link_changed_at IS NULL)", name="link_has_time"),
+        CheckConstraint("port BETWEEN 1 AND 65535", name="port_range"),
+        CheckConstraint("allocatable_vcpus >= 0 AND allocatable_memory_bytes >= 0", name="allocatable_not_negative"),
+        CheckConstraint("reserved_vcpus >= 0 AND reserved_memory_bytes >= 0", name="reserved_not_negative"),
+        CheckConstraint("family(data_ipv4) = 4 AND family(data_ipv6) = 6", name="data_families"),
+        Index("host_address_key", "address", "port", unique=True),
+    )
