@@ -2,13 +2,16 @@
 
 | verb | body | answer body |
 |---|---|---|
-| `facts.observe` | {} | facts.HostFacts |
-| `host.observe` | {} | {"objects": [Observed…], "boot_id", "agent_version"} |
+| `facts.observe` | Nothing | facts.HostFacts |
+| `host.observe` | Nothing | HostObserved: every object, also those no document knows |
 | `image/volume/nic/network/vm.ensure` | the wanted document | results.Outcome |
 | `image/volume/nic/network/vm.purge` | wanted.Purge | results.Outcome |
-| `image/volume/nic/network/vm.observe` | {"id"} | {"object": Observed or null} |
-| `stream.open` | StreamRequest | {"ticket"}: valid once, for 60 s, as SSH command `stream <ticket>` |
-| `events.subscribe` | {"log", "seq"} | {"log", "seq"}; then Event frames follow on this channel |
+| `image/volume/nic/network/vm.observe` | Subject | ObjectObserved: Observed or null |
+| `stream.open` | StreamRequest | StreamTicket: valid once, for 60 s, as SSH command `stream <ticket>` |
+| `events.subscribe` | Cursor | Cursor; then Event frames follow on this channel |
+
+An ensure or purge whose work is not done within a moment answers Running; the work goes on, and its end is an event
+`object.settled`. A finished result is handed out once; asking after that means looking again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hostagent.protocol import wanted
+from hostagent.protocol import facts, results, wanted
+
+KIND_NAMES = ("network", "image", "volume", "nic", "vm")
 
 ENSURE: dict[str, type] = {
     "image.ensure": wanted.ImageWanted,
@@ -30,11 +35,49 @@ OBSERVE = tuple(name.replace(".ensure", ".observe") for name in ENSURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRequest:
-    """`console` and `log` name a VM; `tcp` a VM and a port on its address; `upload` a file by digest, from `offset`.
+class Nothing:
+    """An empty body."""
 
-    An upload stream carries raw bytes from `offset` to `size_bytes`; the agent verifies the sha256 before the file
-    gets its name, and answers `stream.open` with the offset it already has, so that a cut upload goes on.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectObserved:
+    """None: the host has neither the object nor a document of it."""
+
+    object: wanted.Observed | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A position in the event log; log "" means from now on. An unknown log or a dropped seq is answered by the event
+    `events.reset`, after which everything must be observed.
+    """
+
+    log: str = ""
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostObserved:
+    """`cursor`: subscribe from here and nothing that changed after this observation is missed."""
+
+    objects: tuple[wanted.Observed, ...]
+    boot_id: str
+    agent_version: str
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRequest:
+    """`console` and `log` name a VM; `tcp` a VM and a port on its address; `upload` a file by digest.
+
+    An upload stream carries raw bytes from the ticket's `offset` to `size_bytes`, then one line of JSON comes back; the
+    agent verifies the sha256 before the file gets its name. Only files that a wanted image names are taken.
+    `log` sends the last `offset` bytes first, and goes on when `follow`.
     """
 
     kind: Literal["console", "log", "tcp", "upload"]
@@ -44,3 +87,41 @@ class StreamRequest:
     size_bytes: int = 0
     offset: int = 0
     follow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTicket:
+    """`offset`: how much of an upload the host has already."""
+
+    ticket: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadResult:
+    """The line that ends an upload stream; `code` "" means the file is in place."""
+
+    sha256: str
+    size_bytes: int
+    code: str = ""
+    message: str = ""
+
+
+BODY: dict[str, type] = {
+    "facts.observe": Nothing,
+    "host.observe": Nothing,
+    "stream.open": StreamRequest,
+    "events.subscribe": Cursor,
+    **ENSURE,
+    **dict.fromkeys(PURGE, wanted.Purge),
+    **dict.fromkeys(OBSERVE, Subject),
+}
+ANSWER: dict[str, type] = {
+    "facts.observe": facts.HostFacts,
+    "host.observe": HostObserved,
+    "stream.open": StreamTicket,
+    "events.subscribe": Cursor,
+    **dict.fromkeys(ENSURE, results.Outcome),
+    **dict.fromkeys(PURGE, results.Outcome),
+    **dict.fromkeys(OBSERVE, ObjectObserved),
+}
