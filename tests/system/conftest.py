@@ -1,0 +1,33 @@
+"""Real hosts for system tests: a lab of two hosts for the module, each with a namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioning.lab import HostSpec, Lab
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Hosts `a` and `b`; nothing of it is left afterwards."""
+    with Lab("test", lab_directory(), (HostSpec(name="a"), HostSpec(name="b"))) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh_directory() -> Iterator[Path]:
+    """A directory that no lab has used; removed if the test did not."""
+    directory = lab_directory()
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def lab_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"bedplate-lab-{os.getpid()}-{uuid.uuid4().hex[:8]}"
