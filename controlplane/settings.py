@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+OTHER_VARIABLES = frozenset(  # of the start script, of this file, of the command line's client
+    {"BEDPLATE_CACHE", "BEDPLATE_CONFIG", "BEDPLATE_CONTEXT", "BEDPLATE_PYTHON", "BEDPLATE_TOKEN", "BEDPLATE_URL"}
+)
 
 
 class Section(BaseModel):
@@ -72,13 +76,24 @@ class Settings(BaseSettings):
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least level that is logged.")
     apt_mirror: str = Field(default="", description="Debian mirror for guest images; default: the machine's apt configuration.")
     cache_dir: Path | None = Field(
-        default=None, description="Where downloads and built images are kept; default `~/.cache/bedplate`."
+        default=None,
+        validation_alias=AliasChoices("cache_dir", "BEDPLATE_CACHE_DIR", "BEDPLATE_CACHE"),
+        description="Where downloads and built images are kept; default `~/.cache/bedplate`.",
     )
     database: DatabaseSettings = DatabaseSettings()
     redis: RedisSettings = RedisSettings()
     api: ApiSettings = ApiSettings()
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
+
+    @model_validator(mode="after")
+    def _refuse_unknown_variables(self) -> Settings:
+        fields = {name.upper() for name in type(self).model_fields}
+        for variable in os.environ:
+            name = variable.removeprefix("BEDPLATE_")
+            if name != variable and variable not in OTHER_VARIABLES and name.split("__")[0] not in fields:
+                raise ValueError(f"unknown setting {variable} in the environment")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -36,7 +36,7 @@ def _wheel_directory() -> Path:
     return Path(spec.origin).parent
 
 
-def _system_user() -> pwd.struct_passwd | None:
+def system_user() -> pwd.struct_passwd | None:
     """The account the server runs as when we are root (made when missing); None when we are not root."""
     if os.geteuid() != 0:
         return None
@@ -101,7 +101,7 @@ class Postgres:
 
     def prepare(self) -> None:
         """Lay out programs and a cluster. Idempotent; an initdb that was cut is done anew."""
-        user = _system_user()
+        user = system_user()
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._copy_programs()
         for directory in (self.run_directory, self.directory / "tmp"):
@@ -191,7 +191,7 @@ class Postgres:
         if self.pid() is not None:
             self.wait_ready()
             return None
-        user = _system_user()
+        user = system_user()
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
                 self.argv(),
