@@ -15,10 +15,11 @@ from controlplane.core.json import Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
-    """One wrong field: a JSON Pointer (RFC 6901) into the request body and a sentence."""
+    """One wrong field: a JSON Pointer (RFC 6901) into the part of the request it is in, and a sentence."""
 
     pointer: str
     detail: str
+    source: str = "body"  # or path, query, header
 
 
 class BedplateError(Exception):
@@ -27,6 +28,7 @@ class BedplateError(Exception):
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Something failed inside Bedplate"
+    constraint: ClassVar[str] = ""  # name of the database constraint whose violation means this error
 
     def __init__(self, detail: str = "", *, errors: tuple[FieldError, ...] = (), **context: Json) -> None:
         self.detail = detail or self.title

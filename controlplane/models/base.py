@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, DateTime, MetaData, Text, func
 from sqlalchemy.dialects.postgresql import JSONB
@@ -28,6 +29,9 @@ class Base(DeclarativeBase):
         dict[str, Json]: JSONB,
         list[Json]: JSONB,
     }
+
+    # Values the database makes come back with the statement: an async session cannot load them later.
+    __mapper_args__: dict[str, Any] = {"eager_defaults": True}  # noqa: RUF012 - SQLAlchemy's own declaration
 
 
 class Stamped:

@@ -1,0 +1,78 @@
+"""The API application: every `controlplane/resources/<noun>/routes.py` is found and mounted, nothing is listed.
+
+The one rule: this process cannot reach a host; `guard` refuses the import of anything that could.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.middleware import Middleware
+
+from controlplane import resources
+from controlplane.api import health, problems
+from controlplane.api.call import Database, Services
+from controlplane.api.middleware import Ring
+from controlplane.api.openapi import document
+from controlplane.core.clock import Clock, SystemClock
+from controlplane.core.sealing import Sealer
+from controlplane.settings import Settings
+
+
+async def publish_nothing(session: AsyncSession) -> None:
+    """Stands in where no kernel is wired: the sweep finds the work."""
+    del session
+
+
+def routers() -> list[APIRouter]:
+    """The router of every noun, in the order of their names."""
+    found: list[APIRouter] = []
+    for package in pkgutil.iter_modules(resources.__path__):
+        name = f"controlplane.resources.{package.name}.routes"
+        if importlib.util.find_spec(name) is not None:
+            found.append(importlib.import_module(name).router)
+    return found
+
+
+def create_app(
+    settings: Settings,
+    database: Database,
+    *,
+    sealer: Sealer,
+    clock: Clock | None = None,
+    publish: Callable[[AsyncSession], Awaitable[None]] = publish_nothing,
+) -> FastAPI:
+    """The application; the caller owns `database` and closes it afterwards."""
+    registry = CollectorRegistry()
+    services = Services(settings=settings, database=database, sealer=sealer, clock=clock or SystemClock(), publish=publish)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        yield
+
+    app = FastAPI(
+        title="Bedplate",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        redirect_slashes=False,
+        middleware=[Middleware(Ring, max_body_bytes=settings.api.max_body_bytes, registry=registry)],
+    )
+    app.state.services = services
+    app.state.registry = registry
+    problems.install(app)
+    for router in routers():
+        app.include_router(router)
+    app.include_router(health.router)
+    app.openapi = lambda: document(app)
+    return app

@@ -1,0 +1,146 @@
+"""What a handler holds while it answers one request: the session, the actor, the project.
+
+The one rule: everything a request changes goes through `call.session`, one transaction that the frame commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import Depends, Request
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from controlplane.api.errors import ChangedMeanwhile
+from controlplane.api.pages import PageOf, PageQuery, page_of
+from controlplane.audit.service import snapshot
+from controlplane.authz.service import Actor
+from controlplane.core.clock import Clock
+from controlplane.core.errors import NotFound, catalogue
+from controlplane.core.ids import is_id
+from controlplane.core.json import JsonObject
+from controlplane.core.sealing import Sealer
+from controlplane.models.base import Base
+from controlplane.models.project import Project
+from controlplane.settings import Settings
+
+Row = TypeVar("Row", bound=Base)
+
+
+class Database(Protocol):
+    """What the frame needs of the kernel's database handle."""
+
+    @property
+    def sessionmaker(self) -> async_sessionmaker[AsyncSession]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the process gives to every request."""
+
+    settings: Settings
+    database: Database
+    sealer: Sealer
+    clock: Clock
+    publish: Callable[[AsyncSession], Awaitable[None]]
+    """Called after each commit that changed something: hands nudges to the workers; best effort."""
+
+
+class AbsentOnDelete(Exception):
+    """A DELETE found nothing: answered 204, because deleting is idempotent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestContext:
+    """One request. `subject` is the row it is about, `before` what that row was when it was loaded."""
+
+    services: Services
+    session: AsyncSession
+    request: Request
+    request_id: str
+    actor: Actor
+    action: str
+    is_write: bool
+    project: Project | None = None
+    subject: Base | None = None
+    before: JsonObject | None = field(default=None)
+
+    @property
+    def project_id(self) -> str:
+        """The id of the project in the path; only for operations under one."""
+        assert self.project is not None, "this operation is not under a project"
+        return self.project.id
+
+    async def load(self, model: type[Row], ref: str) -> Row:
+        """The row with this name or id that the actor may see; in a write it is locked and `If-Match` is checked.
+
+        Raises NotFound (the noun's own type when it has one, AbsentOnDelete in a DELETE) and ChangedMeanwhile.
+        """
+        row = await self.find(model, ref)
+        if row is None:
+            if self.request.method == "DELETE" and self.subject is None:
+                raise AbsentOnDelete
+            raise not_found(model, ref)
+        if self.subject is None:
+            self.subject = row
+            if self.is_write:
+                self.before = snapshot(row)
+                self._check_if_match(row)
+        return row
+
+    async def find(self, model: type[Row], ref: str) -> Row | None:
+        """Like `load`, but None when there is nothing, and without any check."""
+        columns: Any = model
+        matches = columns.id == ref if is_id(ref) or not hasattr(model, "name") else columns.name == ref
+        query = select(model).where(matches, *self.visible(model))
+        return await self.session.scalar(query.with_for_update(key_share=True) if self.is_write else query)
+
+    def visible(self, model: type[Base]) -> Sequence[ColumnElement[bool]]:
+        """The conditions that limit `model` to the project in the path, else to what the actor may see."""
+        columns: Any = model
+        if self.project is not None and hasattr(model, "project_id"):
+            return (columns.project_id == self.project.id,)
+        if self.actor.is_operator:
+            return ()
+        if model is Project:
+            return (columns.id == self.actor.project_id,)
+        if hasattr(model, "project_id"):
+            return (columns.project_id == self.actor.project_id,)
+        return ()
+
+    async def page(
+        self, model: type[Row], page: PageQuery, *where: ColumnElement[bool], fields: Sequence[str] = ()
+    ) -> PageOf[Row]:
+        """One page of the visible rows of `model`; `fields` may be sorted and filtered by, besides the usual ones."""
+        query: Select[Row] = select(model).where(*self.visible(model), *where)
+        return await page_of(self.session, model, query, page, fields=fields)
+
+    async def release(self) -> None:
+        """End the transaction and give the connection back before a long wait; the next statement begins a new one."""
+        await self.session.commit()
+
+    def _check_if_match(self, row: Base) -> None:
+        wanted = self.request.headers.get("if-match")
+        generation = getattr(row, "generation", None)
+        if wanted is None or generation is None or wanted.strip() == "*":
+            return
+        if str(generation) not in {part.strip().removeprefix("W/").strip('"') for part in wanted.split(",")}:
+            raise ChangedMeanwhile(f"the present generation is {generation}, not {wanted}", generation=generation)
+
+
+def not_found(model: type[Base], ref: str) -> NotFound:
+    """The noun's `<noun>.not_found` error when it declares one."""
+    noun = str(model.__tablename__)
+    for kind in catalogue():
+        if kind.code == f"{noun}.not_found" and issubclass(kind, NotFound):
+            return kind(f"no {noun} {ref}")
+    return NotFound(f"no {noun} {ref}")
+
+
+def _current(request: Request) -> RequestContext:
+    return request.state.call
+
+
+Call = Annotated[RequestContext, Depends(_current)]

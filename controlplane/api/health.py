@@ -1,0 +1,58 @@
+"""What a process shows without a token: liveness, readiness, metrics, and a plain page at `/`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from sqlalchemy import text
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from controlplane.api.call import Services
+from controlplane.core.errors import Unavailable
+
+router = APIRouter(include_in_schema=False)
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Bedplate</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 4rem auto; padding: 0 1rem }
+code { background: #8882; padding: .1em .3em }
+</style>
+<h1>Bedplate</h1>
+<p>This control plane is running. There is no console in this version: use the command line or the API.</p>
+<ul>
+<li><a href="/openapi.json">OpenAPI document</a> of everything under <code>/v1</code></li>
+<li><a href="/healthz">/healthz</a>, <a href="/readyz">/readyz</a>, <a href="/metrics">/metrics</a></li>
+<li>Command line: <code>bedplate login</code>, then <code>bedplate vm list</code></li>
+</ul>
+</html>
+"""
+
+
+@router.get("/")
+async def front() -> Response:
+    return HTMLResponse(_PAGE, headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"})
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """The process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """The process can do its work: the database answers."""
+    services: Services = request.app.state.services
+    try:
+        async with services.database.sessionmaker() as session:
+            await session.execute(text("SELECT 1"))
+    except Exception as error:
+        raise Unavailable("the database does not answer") from error
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,99 @@
+"""What request and answer bodies have in common. The one rule: every field has a description and an example."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+T = TypeVar("T")
+
+NAME_PATTERN = r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+Name = Annotated[
+    str,
+    StringConstraints(pattern=NAME_PATTERN, max_length=63),
+    Field(description="A DNS label: a letter, then letters, digits and inner hyphens; 1 to 63.", examples=["web-1"]),
+]
+
+_LabelKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._/-]{0,61}[a-z0-9])?$", max_length=63)]
+_LabelValue = Annotated[str, StringConstraints(max_length=255)]
+Labels = Annotated[
+    dict[_LabelKey, _LabelValue],
+    Field(description="Free labels, at most 64.", examples=[{"team": "search"}], max_length=64),
+]
+
+
+class Input(BaseModel):
+    """A request body: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=False)
+
+
+class View(BaseModel):
+    """An answer body, read from a row's attributes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Resource(View):
+    """What every resource shows."""
+
+    id: str = Field(description="The id; it never changes.", examples=["vm_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    name: str = Field(description="The name, unique where the resource lives.", examples=["web-1"])
+    generation: int = Field(description="Counts the changes of what is wanted; also the ETag.", examples=[1])
+    created_at: datetime = Field(description="When it was made.", examples=["2026-11-30T12:00:00Z"])
+    updated_at: datetime = Field(description="When it last changed.", examples=["2026-11-30T12:00:00Z"])
+
+
+class Condition(View):
+    """One statement about a resource that is true, false or unknown, with its reason."""
+
+    type: str = Field(description="What is said, in one word.", examples=["Ready"])
+    status: str = Field(description="`true`, `false` or `unknown`.", examples=["false"])
+    reason: str = Field(default="", description="A stable code of why.", examples=["host.unreachable"])
+    message: str = Field(default="", description="A sentence for people.", examples=["Host rack1-4 has not answered for 40 s."])
+    since: datetime | None = Field(default=None, description="Since when.", examples=["2026-11-30T12:00:00Z"])
+
+
+class Progress(View):
+    """What is being done to a resource just now."""
+
+    step: str = Field(description="The step of its program.", examples=["prepare"])
+    attempt: int = Field(default=0, description="How often this step was begun.", examples=[1])
+    deadline_at: datetime | None = Field(
+        default=None, description="By when the step must be left.", examples=["2026-11-30T12:10:00Z"]
+    )
+
+
+class Listing(View, Generic[T]):
+    """One page of a list."""
+
+    items: list[T] = Field(description="The resources of this page, in the order asked for.", examples=[[]])
+    next_page_token: str | None = Field(
+        default=None, description="Give this as `page_token` to get the next page; null on the last one.", examples=[None]
+    )
+
+
+class ProblemField(BaseModel):
+    """One wrong field."""
+
+    pointer: str = Field(
+        description="JSON Pointer (RFC 6901) into the part of the request named by `source`.", examples=["/name"]
+    )
+    detail: str = Field(description="What is wrong with it.", examples=["String should match pattern"])
+    source: str = Field(default="body", description="`body`, `path`, `query` or `header`.", examples=["body"])
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457, `application/problem+json`)."""
+
+    type: str = Field(description="A URI that names the kind of error.", examples=["/docs/errors#project.name_taken"])
+    title: str = Field(description="The kind of error in words.", examples=["The name is taken"])
+    status: int = Field(description="The HTTP status.", examples=[409])
+    detail: str = Field(description="What happened this time.", examples=["There is a project named web already."])
+    code: str = Field(description="The stable code to program against.", examples=["project.name_taken"])
+    request_id: str = Field(description="Finds this request in logs and audit.", examples=["req_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    errors: list[ProblemField] = Field(default_factory=list, description="Every wrong field.", examples=[[]])
+    context: dict[str, object] = Field(default_factory=dict, description="Facts to decide by.", examples=[{}])

@@ -1,0 +1,94 @@
+"""Who is asking: bearer tokens made, hashed and looked up. The one rule: a token's plain text leaves this module once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.authz.service import Actor, Role
+from controlplane.core.errors import Unauthenticated
+from controlplane.core.ids import Kind, new_id
+from controlplane.identity import queries
+from controlplane.identity.errors import TokenMissing
+from controlplane.models.token import Token
+
+_PREFIX = "bpt_"
+_SECRET_BYTES = 32
+_OPERATOR_TOKEN_NAME = "first-operator"  # noqa: S105 - the row's name
+_OPERATOR_TOKEN_FILE = "operator-token"  # noqa: S105 - a file name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """A token row and, this once, its plain text."""
+
+    row: Token
+    secret: str
+
+
+def digest(secret: str) -> bytes:
+    """What is stored of a token: 256 random bits need no slow hash."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def new_token(*, name: str, role: Role, project_id: str | None = None, expires_at: datetime | None = None) -> NewToken:
+    """A fresh token, not yet in any session."""
+    secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    row = Token(
+        id=new_id(Kind.TOKEN),
+        name=name,
+        role=role.value,
+        project_id=project_id,
+        secret_sha256=digest(secret),
+        hint=secret[-4:],
+        expires_at=expires_at,
+    )
+    return NewToken(row=row, secret=secret)
+
+
+async def authenticate(session: AsyncSession, authorization: str | None) -> Actor:
+    """The actor behind an Authorization header; raises TokenMissing or Unauthenticated."""
+    if not authorization:
+        raise TokenMissing
+    scheme, _, secret = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not secret.strip():
+        raise TokenMissing("the Authorization header must be: Bearer <token>")
+    row = await queries.live_token(session, digest(secret.strip()))
+    if row is None:
+        raise Unauthenticated("the token is unknown, expired or revoked")
+    return Actor(id=row.id, name=row.name, role=Role(row.role), project_id=row.project_id)
+
+
+async def ensure_operator_token(session: AsyncSession, state_dir: Path) -> str | None:
+    """Make the first operator token when no live one exists, and write it 0600 to `<state_dir>/operator-token`.
+
+    Returns its plain text to be printed once, or None when there is one already. The caller commits: the file is
+    written before, so a crash in between leaves a file whose token is unknown, and the next start makes a new one.
+    """
+    path = state_dir / _OPERATOR_TOKEN_FILE
+    await queries.lock_first_token(session)
+    if await queries.has_operator_token(session):
+        return None
+    made = new_token(name=f"{_OPERATOR_TOKEN_NAME}-{datetime.now(UTC):%Y%m%d%H%M%S}", role=Role.OPERATOR)
+    session.add(made.row)
+    await session.flush()
+    write_secret_file(path, made.secret + "\n")
+    return made.secret
+
+
+def write_secret_file(path: Path, text: str) -> None:
+    """Write `text` readable by the owner alone, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

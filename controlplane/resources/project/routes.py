@@ -1,0 +1,45 @@
+"""`/v1/projects`: the example of a noun's routes."""
+
+from __future__ import annotations
+
+from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.models.project import Project
+from controlplane.resources.project import service
+from controlplane.resources.project.errors import ProjectNameTaken, ProjectNotEmpty, ProjectNotFound
+from controlplane.resources.project.schemas import ProjectCreate, ProjectUpdate, ProjectView
+
+noun = Noun("project", "projects", in_project=False, has_operations=False)
+router = noun.router
+
+
+@noun.create(ProjectView, errors=[ProjectNameTaken])
+async def create(call: Call, body: ProjectCreate) -> Project:
+    """Make a project: the wall between tenants."""
+    return await service.create(call.session, **body.model_dump())
+
+
+@noun.list(ProjectView)
+async def list_(call: Call, page: Page) -> PageOf[Project]:
+    """List the projects you may see."""
+    return await call.page(Project, page)
+
+
+@noun.show(ProjectView, errors=[ProjectNotFound])
+async def show(call: Call, project: Ref) -> Project:
+    """Show one project."""
+    return await call.load(Project, project)
+
+
+@noun.update(ProjectView, errors=[ProjectNotFound])
+async def update(call: Call, project: Ref, body: ProjectUpdate) -> Project:
+    """Change the fields that are sent."""
+    row = await call.load(Project, project)
+    for name, value in body.model_dump(exclude_unset=True).items():
+        setattr(row, name, value)
+    return row
+
+
+@noun.delete(ProjectView, errors=[ProjectNotEmpty])
+async def delete(call: Call, project: Ref) -> None:
+    """Delete an empty project."""
+    await service.delete(call.session, await call.load(Project, project))

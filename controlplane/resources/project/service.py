@@ -1,0 +1,40 @@
+"""Changes of projects. The one rule: whatever has a foreign key to a project keeps it alive."""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.core.ids import Kind, new_id
+from controlplane.core.json import Json
+from controlplane.models.project import Project
+from controlplane.resources.project import queries
+from controlplane.resources.project.errors import ProjectNotEmpty
+
+
+async def create(
+    session: AsyncSession,
+    *,
+    name: str,
+    description: str = "",
+    labels: dict[str, Json] | None = None,
+    allow_containers: bool = False,
+) -> Project:
+    project = Project(
+        id=new_id(Kind.PROJECT),
+        name=name,
+        description=description,
+        labels=labels or {},
+        allow_containers=allow_containers,
+    )
+    session.add(project)
+    await session.flush()
+    return project
+
+
+async def delete(session: AsyncSession, project: Project) -> None:
+    """Delete an empty project; raises ProjectNotEmpty."""
+    counts = await queries.contents(session, project.id)
+    if counts:
+        words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        raise ProjectNotEmpty(f"project {project.name} still has {words}", counts={**counts})
+    await session.delete(project)

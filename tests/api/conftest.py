@@ -1,0 +1,94 @@
+"""The API in this process over a real database, and clients of every role."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from controlplane.api.app import create_app
+from controlplane.authz.service import Role
+from controlplane.core.ids import Kind, new_id
+from controlplane.core.sealing import Sealer
+from controlplane.identity.service import new_token
+from controlplane.models.project import Project
+from controlplane.settings import Settings
+
+
+@dataclass(frozen=True)
+class Database:
+    sessionmaker: async_sessionmaker[AsyncSession]
+
+
+@dataclass(frozen=True)
+class Api:
+    """One application; `client(token)` speaks to it as that token's holder."""
+
+    app: FastAPI
+    database: Database
+    operator_token: str
+    member_token: str
+    stranger_token: str
+
+    def client(self, token: str | None) -> httpx2.AsyncClient:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        transport = httpx2.ASGITransport(app=self.app)
+        return httpx2.AsyncClient(transport=transport, base_url="http://api.test", headers=headers)
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch) -> Settings:
+    monkeypatch.setenv("BEDPLATE_CONFIG", str(tmp_path / "none.toml"))
+    return Settings(state_dir=tmp_path)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    engine = create_async_engine(database_url.replace("postgresql://", "postgresql+asyncpg://"))
+    yield Database(sessionmaker=async_sessionmaker(engine, expire_on_commit=False))
+    await engine.dispose()
+
+
+@pytest.fixture
+async def api(database: Database, settings: Settings) -> Api:
+    """The API with two projects, `ours` and `theirs`, and a token of each role (`stranger` is a member of theirs)."""
+    async with database.sessionmaker.begin() as session:
+        tokens = {"operator": new_token(name="operator", role=Role.OPERATOR)}
+        for project, holder in (("ours", "member"), ("theirs", "stranger")):
+            row = Project(id=new_id(Kind.PROJECT), name=project)
+            session.add(row)
+            await session.flush()
+            tokens[holder] = new_token(name=holder, role=Role.MEMBER, project_id=row.id)
+        session.add_all([token.row for token in tokens.values()])
+    app = create_app(settings, database, sealer=Sealer(bytes(32)))
+    secrets = {f"{name}_token": token.secret for name, token in tokens.items()}
+    return Api(app=app, database=database, **secrets)
+
+
+@pytest.fixture
+async def operator(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
+    async with contextlib.aclosing(api.client(api.operator_token)) as client:
+        yield client
+
+
+@pytest.fixture
+async def member(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
+    async with contextlib.aclosing(api.client(api.member_token)) as client:
+        yield client
+
+
+@pytest.fixture
+async def stranger(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
+    async with contextlib.aclosing(api.client(api.stranger_token)) as client:
+        yield client
+
+
+@pytest.fixture
+async def anonymous(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
+    async with contextlib.aclosing(api.client(None)) as client:
+        yield client
