@@ -1,0 +1,26 @@
+"""Fixtures of the tests that need the database handle, and of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from controlplane.core.clock import SystemClock
+from controlplane.core.sealing import Sealer
+from controlplane.kernel.database import Database
+from controlplane.kernel.publish import RecordingPublisher
+from controlplane.kernel.world import World
+from controlplane.settings import Settings
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    database = await Database.open(database_url, pool_size=20, publisher=RecordingPublisher())
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def world(database: Database) -> World[None]:
+    return World(database=database, hosts=None, clock=SystemClock(), settings=Settings(), sealer=Sealer(bytes(32)))
