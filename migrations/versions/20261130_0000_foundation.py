@@ -147,6 +147,39 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("image_name_key")),
     )
     op.create_table(
+        "incident",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("code", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=True),
+        sa.Column("program", sa.Text(), nullable=True),
+        sa.Column("step", sa.Text(), nullable=True),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("context", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'{}'::jsonb"), nullable=False),
+        sa.Column("count", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("first_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("last_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("resolved_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("resolved_by", sa.Text(), nullable=True),
+        sa.CheckConstraint("code <> '' AND subject <> '' AND detail <> ''", name=op.f("incident_says_what")),
+        sa.CheckConstraint("(resolved_at IS NULL) = (resolved_by IS NULL)", name=op.f("incident_resolved_by_someone")),
+        sa.CheckConstraint("count >= 1", name=op.f("incident_happened")),
+        sa.CheckConstraint("last_at >= first_at", name=op.f("incident_times_in_order")),
+        sa.CheckConstraint(
+            "run_id IS NULL OR (program IS NOT NULL AND step IS NOT NULL)", name=op.f("incident_run_says_where")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("incident_pkey")),
+    )
+    op.create_index("incident_last_at_idx", "incident", ["last_at"], unique=False)
+    op.create_index(
+        "incident_open_key",
+        "incident",
+        ["subject", "code", "run_id"],
+        unique=True,
+        postgresql_nulls_not_distinct=True,
+        postgresql_where=sa.text("resolved_at IS NULL"),
+    )
+    op.create_table(
         "operation",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
@@ -184,6 +217,98 @@ def upgrade() -> None:
         sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("project_name_is_dns_label")),
         sa.PrimaryKeyConstraint("id", name=op.f("project_pkey")),
         sa.UniqueConstraint("name", name="project_name_key"),
+    )
+    op.create_table(
+        "run",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("program", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("shard", sa.SmallInteger(), nullable=False),
+        sa.Column("step", sa.Text(), server_default="start", nullable=False),
+        sa.Column("memo", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'{}'::jsonb"), nullable=False),
+        sa.Column("wake_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=True),
+        sa.Column("not_before", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("lease", sa.BigInteger(), nullable=True),
+        sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("attempt", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("overdue_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("destroy_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ready_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("parked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("parked_code", sa.Text(), nullable=True),
+        sa.Column("parked_detail", sa.Text(), nullable=True),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("result", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("traceparent", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("destroy_at IS NULL OR step = 'destroy'", name=op.f("run_destroy_is_its_step")),
+        sa.CheckConstraint("step <> '' AND program <> '' AND subject <> ''", name=op.f("run_names_are_given")),
+        sa.CheckConstraint("(lease IS NULL) = (lease_until IS NULL)", name=op.f("run_lease_has_an_end")),
+        sa.CheckConstraint("(parked_at IS NULL) = (parked_code IS NULL)", name=op.f("run_parked_says_why")),
+        sa.CheckConstraint("attempt >= 0", name=op.f("run_attempt_counts")),
+        sa.CheckConstraint(
+            "finished_at IS NULL OR (lease IS NULL AND wake_at IS NULL AND parked_at IS NULL)",
+            name=op.f("run_finished_is_at_rest"),
+        ),
+        sa.CheckConstraint("lease IS NULL OR wake_at IS NOT NULL", name=op.f("run_leased_has_its_retry")),
+        sa.CheckConstraint("overdue_at IS NULL OR deadline_at IS NOT NULL", name=op.f("run_overdue_had_a_deadline")),
+        sa.CheckConstraint("parked_at IS NULL OR (lease IS NULL AND wake_at IS NULL)", name=op.f("run_parked_is_at_rest")),
+        sa.CheckConstraint("parked_detail IS NULL OR parked_at IS NOT NULL", name=op.f("run_detail_only_parked")),
+        sa.CheckConstraint("result IS NULL OR finished_at IS NOT NULL", name=op.f("run_result_only_finished")),
+        sa.CheckConstraint("shard >= 0 AND shard < 64", name=op.f("run_shard_exists")),
+        sa.PrimaryKeyConstraint("id", name=op.f("run_pkey")),
+        postgresql_with={"fillfactor": "60", "autovacuum_vacuum_scale_factor": "0.05"},
+    )
+    op.create_index(
+        "run_due_idx",
+        "run",
+        ["shard", "wake_at"],
+        unique=False,
+        postgresql_where=sa.text("finished_at IS NULL AND parked_at IS NULL"),
+    )
+    op.create_index(
+        "run_finished_idx", "run", ["finished_at"], unique=False, postgresql_where=sa.text("finished_at IS NOT NULL")
+    )
+    op.create_index(
+        "run_unfinished_key", "run", ["program", "subject"], unique=True, postgresql_where=sa.text("finished_at IS NULL")
+    )
+    op.create_table(
+        "run_child",
+        sa.Column("parent", sa.Text(), nullable=False),
+        sa.Column("child", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("parent", "child", name=op.f("run_child_pkey")),
+    )
+    op.create_index(op.f("run_child_child_idx"), "run_child", ["child"], unique=False)
+    op.create_table(
+        "shard",
+        sa.Column("id", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("worker", sa.Text(), nullable=True),
+        sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("(worker IS NULL) = (lease_until IS NULL)", name=op.f("shard_lease_has_an_end")),
+        sa.CheckConstraint("id >= 0 AND id < 64", name=op.f("shard_id_exists")),
+        sa.PrimaryKeyConstraint("id", name=op.f("shard_pkey")),
+    )
+    op.create_table(
+        "signal",
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("body", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'{}'::jsonb"), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("kind <> ''", name=op.f("signal_kind_is_given")),
+        sa.PrimaryKeyConstraint("id", name=op.f("signal_pkey")),
+        postgresql_with={"autovacuum_vacuum_scale_factor": "0.05"},
+    )
+    op.create_index("signal_seen_idx", "signal", ["run_id"], unique=False, postgresql_where=sa.text("seen_at IS NOT NULL"))
+    op.create_index("signal_unseen_idx", "signal", ["run_id"], unique=False, postgresql_where=sa.text("seen_at IS NULL"))
+    op.create_table(
+        "worker_presence",
+        sa.Column("worker", sa.Text(), nullable=False),
+        sa.Column("present_until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("worker", name=op.f("worker_presence_pkey")),
     )
     op.create_table(
         "image_copy",
