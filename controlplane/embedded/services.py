@@ -12,7 +12,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def _url(listen: str, tls: TlsSettings) -> str:
     return f"{'https' if tls.certificate else 'http'}://{listen}"
 
 
-def answers(listen: str, tls: TlsSettings, path: str) -> Callable[[], Awaitable[bool]]:
+def answers(listen: str, tls: TlsSettings, path: str) -> Callable[[], Coroutine[None, None, bool]]:
     """A check: whether the listener answers 200 to GET `path` within two seconds. The certificate is not judged here."""
     host, _, port = listen.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "::1", "": "127.0.0.1"}.get(host, host.strip("[]"))

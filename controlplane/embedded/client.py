@@ -1,0 +1,62 @@
+"""A small client of our own REST API, for programs that show or check a whole deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+
+Json = dict[str, Any]
+
+
+class ApiFailed(RuntimeError):
+    """The API refused, or something did not get where it should; the message says what the API said."""
+
+
+class Api:
+    """JSON in, JSON out, with the operator's token."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._client = httpx2.AsyncClient(
+            base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=httpx2.Timeout(60), trust_env=False
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def call(self, method: str, path: str, body: Json | None = None, *, missing_ok: bool = False) -> Json:
+        """One request; {} for an answer without a body, or 404 when that is fine. Raises ApiFailed."""
+        try:
+            response = await self._client.request(method, path, json=body)
+        except httpx2.HTTPError as error:
+            raise ApiFailed(f"{method} {path}: {type(error).__name__}: {error}") from error
+        if response.status_code == 404 and missing_ok:
+            return {}
+        if response.is_error:
+            raise ApiFailed(f"{method} {path}: {response.status_code} {response.text}")
+        return response.json() if response.content else {}
+
+    async def get(self, path: str) -> Json:
+        return await self.call("GET", path)
+
+    async def post(self, path: str, body: Json | None = None) -> Json:
+        return await self.call("POST", path, body or {})
+
+    async def until(
+        self, path: str, is_done: Callable[[Json], bool], *, seconds: float, tell: Callable[[Json], None] | None = None
+    ) -> Json:
+        """Look at `path` until it is as wanted; raises ApiFailed with the last look when the time is over."""
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = await self.get(path)
+            if is_done(seen):
+                return seen
+            if tell is not None:
+                tell(seen)
+            if time.monotonic() > deadline:
+                raise ApiFailed(f"{path} is not there after {seconds:.0f} s: {seen}")
+            await asyncio.sleep(0.5)

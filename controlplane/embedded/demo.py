@@ -1,0 +1,97 @@
+"""`bedplate demo`: the main job of Bedplate on one machine, with lab hosts made of namespaces.
+
+The one rule: whatever a tenant or an operator would do is done here through the REST API and the gateway, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from controlplane.embedded import showcase
+from controlplane.embedded.cleaning import clean
+from controlplane.embedded.client import ApiFailed
+from controlplane.embedded.stage import Stage, StageFailed
+from controlplane.embedded.timeline import Timeline
+from provisioning.lab.model import LabError
+
+_DEFAULT = Path("/var/lib/bedplate-demo")
+
+
+async def run(directory: Path, *, once: bool, as_json: bool) -> int:
+    """Run all steps; with `once` end after the answer, else stay up until SIGINT or SIGTERM."""
+    timeline = Timeline()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    stage = Stage(directory=directory, timeline=timeline)
+    result: dict[str, object] = {"ok": False, "answer": None}
+    code = 1
+    try:
+        with timeline.shown():
+            show = asyncio.create_task(showcase.run(stage))
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({show, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if not show.done():
+                show.cancel()
+                await asyncio.gather(show, return_exceptions=True)
+                code = 130
+            else:
+                result |= {"ok": True, **show.result()}
+                code = 0
+        _tell(stage, result, as_json=as_json)
+        if code == 0 and not once:
+            timeline.say("Everything stays up until Ctrl-C.")
+            await stop.wait()
+    except (StageFailed, ApiFailed, LabError, OSError) as error:
+        result["error"] = str(error)
+        _tell(stage, result, as_json=as_json)
+        print(f"bedplate demo: {error}\nThe logs are in {stage.log_directory}.", file=sys.stderr)
+    finally:
+        await stage.close()
+    return code
+
+
+def _tell(stage: Stage, result: dict[str, object], *, as_json: bool) -> None:
+    timeline = stage.timeline
+    print("\nTimeline", file=sys.stderr)
+    timeline.print_table()
+    if as_json:
+        print(json.dumps({**result, "steps": timeline.summary(), "seconds": round(timeline.seconds, 3)}, indent=2), flush=True)
+    elif result["answer"]:
+        print(f"\nQuestion: {result['question']}\nAnswer:   {result['answer']}\n", flush=True)
+    if result["ok"]:
+        print(f"API and console: {stage.api_url}   gateway: {stage.gateway_url}", file=sys.stderr)
+        print(f"Operator token:  {stage.token_file}   remove everything: ./bedplate demo --clean", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bedplate demo", description="Show everything on this machine, with two lab hosts.")
+    parser.add_argument("--once", action="store_true", help="end after the answer")
+    parser.add_argument("--json", action="store_true", help="print the timeline as JSON")
+    parser.add_argument("--clean", action="store_true", help="remove everything that a demo made, and end")
+    parser.add_argument("--state", type=Path, default=_DEFAULT, help=f"directory of the demo (default {_DEFAULT})")
+    chosen = parser.parse_args(arguments)
+    if os.geteuid() != 0:
+        print("bedplate demo: lab hosts are made of namespaces and need root: run it with sudo", file=sys.stderr)
+        return 2
+    directory = chosen.state.absolute()
+    if chosen.clean:
+        return clean(directory)
+    if directory.exists() and clean(directory, before_a_new_run=True):
+        return 1
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(run(directory, once=chosen.once, as_json=chosen.json))
+    return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

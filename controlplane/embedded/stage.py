@@ -1,0 +1,149 @@
+"""What a demo stands on: a control plane of its own and a lab, in one directory.
+
+The one rule: closing leaves no process behind; what is on disk stays for a look until `--clean`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controlplane.embedded.client import Api
+from controlplane.embedded.postgres import SYSTEM_USER
+from controlplane.embedded.services import answers, python
+from controlplane.embedded.timeline import Timeline
+from controlplane.settings import Settings, TlsSettings
+from provisioning.lab.lab import Lab
+from provisioning.lab.model import HostSpec
+
+_UP_SECONDS = 180
+_DOWN_SECONDS = 90
+HOSTS = ("lab1", "lab2")
+GATEWAY = "gateway"
+
+
+class StageFailed(RuntimeError):
+    """Something the demo stands on did not come up; the message says what."""
+
+
+@dataclass(slots=True)
+class Stage:
+    directory: Path
+    timeline: Timeline
+    settings: Settings = field(default_factory=Settings)
+    lab: Lab | None = None
+    _api: Api | None = None
+    _up: asyncio.subprocess.Process | None = None
+    _api_listen: str = ""
+    _gateway_listen: str = ""
+
+    @property
+    def state_directory(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def log_directory(self) -> Path:
+        return self.state_directory / "logs"
+
+    @property
+    def token_file(self) -> Path:
+        return self.state_directory / "operator-token"
+
+    @property
+    def api_url(self) -> str:
+        return f"http://{self._api_listen}"
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{self._gateway_listen}"
+
+    @property
+    def api(self) -> Api:
+        if self._api is None:
+            raise StageFailed("the control plane is not up yet")
+        return self._api
+
+    async def start_control_plane(self) -> None:
+        """`bedplate up` on a state directory of our own, on free ports; returns when it is ready."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o711)
+        try:
+            pwd.getpwnam(SYSTEM_USER)
+        except KeyError:
+            (self.directory / "made-account").touch()  # what a demo made goes with it
+        self._api_listen = _free(self.settings.api.listen)
+        self._gateway_listen = _free(self.settings.gateway.listen)
+        with (self.directory / "up.log").open("wb") as log:
+            self._up = await asyncio.create_subprocess_exec(
+                "setpriv",
+                "--pdeathsig",
+                "INT",
+                "--",
+                *python("controlplane.embedded.up"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ
+                | {
+                    "BEDPLATE_STATE_DIR": str(self.state_directory),
+                    "BEDPLATE_API__LISTEN": self._api_listen,
+                    "BEDPLATE_GATEWAY__LISTEN": self._gateway_listen,
+                },
+            )
+        is_ready = answers(self._api_listen, TlsSettings(), "/readyz")
+        deadline = time.monotonic() + _UP_SECONDS
+        while not (await is_ready() and self.token_file.exists()):
+            if self._up.returncode is not None or time.monotonic() > deadline:
+                raise StageFailed(f"the control plane did not come up:\n{_tail(self.directory / 'up.log')}")
+            await asyncio.sleep(0.1)
+        self._api = Api(self.api_url, self.token_file.read_text().strip())
+
+    async def start_lab(self) -> Lab:
+        """Two hosts, and the gateway's host in this machine's own network namespace."""
+        specs = [HostSpec(name=name, cores=2, memory_bytes=4 << 30) for name in HOSTS]
+        specs.append(HostSpec(name=GATEWAY, kind="gateway", cores=1, memory_bytes=1 << 30))
+        lab = Lab("demo", self.directory / "lab", tuple(specs))
+        self.lab = lab
+        await asyncio.to_thread(lab.up)
+        return lab
+
+    async def close(self) -> None:
+        """Stop the control plane, then cut the power of the lab hosts."""
+        if self._api is not None:
+            await self._api.close()
+        if self._up is not None and self._up.returncode is None:
+            self._up.send_signal(signal.SIGINT)
+            try:
+                async with asyncio.timeout(_DOWN_SECONDS):
+                    await self._up.wait()
+            except TimeoutError:
+                print("the control plane did not stop in time; killing it", file=sys.stderr)
+                with contextlib.suppress(ProcessLookupError):
+                    self._up.kill()
+                await self._up.wait()
+        if self.lab is not None:
+            for host in self.lab.hosts:
+                await asyncio.to_thread(host.stop)
+
+
+def _free(listen: str) -> str:
+    """The address itself when its port is free, else the same address with a free port."""
+    host, _, port = listen.rpartition(":")
+    for candidate in (int(port), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, candidate))
+            return f"{host}:{probe.getsockname()[1]}"
+    raise StageFailed(f"no port is free on {host}")
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
