@@ -1,0 +1,67 @@
+"""What the operator (or the lab) declares of a host in /etc/bedplate/host.toml. The one rule: a declared share is a limit.
+
+```toml
+cpus = 2                       # cores given to machines; default: all online ones
+memory_bytes = 4294967296      # memory given to machines; default: all
+data_interface = "eth1"        # the trusted network between hosts
+uid_base = 2013265920          # first numeric uid of machines; 65,536 for each
+machine_drivers = ["qemu"]     # default: all that work here
+supervisor = "plain"           # default: systemd where PID 1 is systemd
+```
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+# Above systemd's container range (0x6fffffff) and below 2^31, where some programs still see a sign.
+DEFAULT_UID_BASE = 0x7800_0000
+UIDS_PER_MACHINE = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostConfig:
+    """`unknown`: keys nobody understands; they become a condition of the host, never an error that keeps it down."""
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    data_interface: str = ""
+    uid_base: int = DEFAULT_UID_BASE
+    machine_drivers: tuple[str, ...] = ()
+    supervisor: str = ""
+    drivers: str = ""
+    unknown: tuple[str, ...] = ()
+
+
+def load(path: Path) -> HostConfig:
+    """Defaults when there is no file. What cannot be read counts as unknown and is named there."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return HostConfig()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return HostConfig(unknown=(f"{path}: {error}",))
+    return _from(values)
+
+
+def _from(values: dict[str, Any]) -> HostConfig:
+    known: dict[str, Any] = {}
+    unknown: list[str] = []
+    names = {field.name for field in fields(HostConfig)} - {"unknown"}
+    for name, value in values.items():
+        if name not in names or not _fits(name, value):
+            unknown.append(name)
+        else:
+            known[name] = tuple(value) if isinstance(value, list) else value
+    return HostConfig(**known, unknown=tuple(unknown))
+
+
+def _fits(name: str, value: object) -> bool:
+    if name in ("cpus", "memory_bytes", "uid_base"):
+        return type(value) is int and value > 0
+    if name == "machine_drivers":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, str)

@@ -1,0 +1,81 @@
+"""Running programs. The one rule: constant argv, a deadline, what varies or is secret goes in by stdin or a descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from hostagent.protocol.errors import AgentError
+
+_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+async def run(
+    *argv: str,
+    stdin: bytes = b"",
+    deadline_seconds: float = 30.0,
+    pass_fds: tuple[int, ...] = (),
+    check: bool = True,
+) -> Finished:
+    """Runs in a session of its own with a minimal environment; the whole session is killed at the deadline or on cancel.
+
+    Raises AgentError `program.missing` (not retryable), `program.timed_out`, and with `check` `program.failed`.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            env=minimal_environment(),
+        )
+    except FileNotFoundError:
+        raise AgentError("program.missing", f"{argv[0]} is not installed", retryable=False, program=argv[0]) from None
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            stdout, stderr = await process.communicate(stdin)
+    except TimeoutError:
+        raise AgentError("program.timed_out", f"{argv[0]} took over {deadline_seconds} s", program=argv[0]) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    assert process.returncode is not None
+    if check and process.returncode != 0:
+        tail = stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
+        raise AgentError(
+            "program.failed",
+            f"{argv[0]} ended with {process.returncode}: {tail}",
+            program=argv[0],
+            returncode=process.returncode,
+        )
+    return Finished(returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+async def run_json(*argv: str, body: object = None, deadline_seconds: float = 30.0) -> Any:
+    """JSON on stdin, JSON from stdout. Raises as `run`, and AgentError `program.bad_output`."""
+    stdin = b"" if body is None else json.dumps(body).encode()
+    finished = await run(*argv, stdin=stdin, deadline_seconds=deadline_seconds)
+    try:
+        return json.loads(finished.stdout)
+    except ValueError:
+        raise AgentError("program.bad_output", f"{argv[0]} did not print JSON", program=argv[0]) from None
+
+
+def minimal_environment() -> dict[str, str]:
+    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}

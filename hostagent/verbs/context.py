@@ -1,0 +1,87 @@
+"""What a verb stands on: paths, drivers, documents, jobs, events. The one rule: verbs keep no state of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from hostagent.drivers.registry import Drivers
+from hostagent.lib.hostconfig import HostConfig
+from hostagent.lib.lock import KeyedLocks
+from hostagent.lib.paths import Paths
+from hostagent.lib.process import Incarnation
+from hostagent.lib.seal import HostSealer
+from hostagent.protocol.facts import HostFacts, KvmFact
+from hostagent.verbs.documents import Documents, Key
+from hostagent.verbs.eventlog import EventLog
+from hostagent.verbs.jobs import Jobs
+from hostagent.verbs.records import Records
+from hostagent.verbs.tickets import Tickets
+
+
+@dataclass(slots=True, kw_only=True)
+class Grants:
+    """Which movable machines may run here and until when (monotonic seconds). Held in memory: a restart holds none."""
+
+    until: dict[str, float] = field(default_factory=dict)
+
+    def holds(self, vm_id: str, now: float) -> bool:
+        return self.until.get(vm_id, 0.0) > now
+
+
+async def _no_kvm() -> KvmFact:
+    return KvmFact(device_present=False, usable=False, reason="not probed")
+
+
+async def _no_facts() -> HostFacts:
+    raise NotImplementedError
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """One host's agent. `settle_seconds`: how long an ensure waits for its work before it answers Running.
+
+    `poke` asks the keeper to look at an object at once; `watch` to do so when a process ends.
+    """
+
+    paths: Paths
+    config: HostConfig
+    drivers: Drivers
+    documents: Documents
+    records: Records
+    events: EventLog
+    jobs: Jobs
+    tickets: Tickets
+    version: str
+    probe_kvm: Callable[[], Awaitable[KvmFact]] = _no_kvm
+    learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
+    admission: KeyedLocks = field(default_factory=KeyedLocks)
+    uploads: KeyedLocks = field(default_factory=KeyedLocks)
+    grants: Grants = field(default_factory=Grants)
+    settle_seconds: float = 1.0
+    monotonic: Callable[[], float] = time.monotonic
+    poke: Callable[[Key], None] = lambda _key: None
+    watch: Callable[[Key, Incarnation], None] = lambda _key, _incarnation: None
+
+    @property
+    def boot_id(self) -> str:
+        return self.paths.boot_id()
+
+
+async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, version: str) -> Agent:
+    """An agent with its documents read, doing nothing yet."""
+    events = EventLog()
+    documents = Documents(paths, HostSealer(paths.host_key))
+    await documents.load()
+    return Agent(
+        paths=paths,
+        config=config,
+        drivers=drivers,
+        documents=documents,
+        records=Records(paths, config.uid_base),
+        events=events,
+        jobs=Jobs(events),
+        tickets=Tickets(),
+        version=version,
+    )

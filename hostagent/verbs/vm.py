@@ -1,0 +1,264 @@
+"""Machines: everything a host does so that one runs, stays running, or is gone.
+
+The one rule: a document alone suffices to start its machine; what runs already is left alone until its
+`restart_generation` is raised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from hostagent.drivers.machine.protocol import (
+    DiskAttachment,
+    MachineDriver,
+    MachineObserved,
+    MachinePlan,
+    MountAttachment,
+    NicAttachment,
+)
+from hostagent.drivers.machine.seed import render_seed
+from hostagent.drivers.network.protocol import interface_name
+from hostagent.lib.hostconfig import UIDS_PER_MACHINE
+from hostagent.protocol import codec
+from hostagent.protocol.errors import AgentError
+from hostagent.protocol.results import Outcome, Succeeded
+from hostagent.protocol.verbs import ObjectObserved, Subject
+from hostagent.protocol.wanted import Observed, Purge, VmWanted
+from hostagent.verbs import image, lifecycle, nic, volume
+from hostagent.verbs.context import Agent
+from hostagent.verbs.jobs import Job, Result
+from hostagent.verbs.records import VmRecord
+
+_LIVE_FIELDS = ("generation", "power", "restart_generation", "on_guest_poweroff", "home")
+
+
+class VmKind:
+    name = "vm"
+
+    def check(self, agent: Agent, document: VmWanted) -> None:
+        driver = driver_of(agent, document)
+        boot = document.boot.kind if document.boot else "none"
+        if boot not in driver.traits.boots:
+            raise AgentError("vm.unsupported", f"{driver.traits.name} does not boot by {boot}", retryable=False)
+        if document.vcpus <= 0 or document.memory_bytes <= 0:
+            raise AgentError("vm.invalid", "a machine has CPUs and memory", retryable=False)
+
+    async def apply(self, agent: Agent, document: VmWanted, job: Job) -> Result:
+        driver = driver_of(agent, document)
+        seen = await driver.observe(document.id)
+        record = agent.records.get_or_make(document.id)
+        if document.power == "stopped":
+            return await self._stop(agent, driver, document, seen, job)
+        if is_held(document, record, seen):
+            agent.records.put(document.id, dataclasses.replace(record, held=document.generation))
+            return Succeeded(observed={"state": "stopped", "held": True})
+        if seen is not None and seen.state == "running":
+            if document.restart_generation <= record.restarted:
+                agent.records.put(document.id, dataclasses.replace(record, started=document.generation))
+                return _running(agent, seen)
+            job.step = "restart"
+            await driver.apply(_stopped(await plan_of(agent, document, job)))
+        return await self._start(agent, driver, document, job)
+
+    async def _start(self, agent: Agent, driver: MachineDriver, document: VmWanted, job: Job) -> Result:
+        if document.home == "movable" and not agent.grants.holds(document.id, agent.monotonic()):
+            raise AgentError("vm.no_grant", f"{document.id} may move and this host holds no grant for it")
+        plan = await plan_of(agent, document, job)
+        record = agent.records.get_or_make(document.id)
+        record = dataclasses.replace(
+            record,
+            restarted=document.restart_generation,
+            started=document.generation,
+            held=None,
+            digest=digest_of(document),
+            starts=record.starts + 1,
+        )
+        agent.records.put(document.id, record)
+        job.step = "start"
+        seen = await driver.apply(plan)
+        return _running(agent, seen)
+
+    async def _stop(
+        self, agent: Agent, driver: MachineDriver, document: VmWanted, seen: MachineObserved | None, job: Job
+    ) -> Result:
+        if seen is not None and seen.state == "running":
+            job.step = "stop"
+            await driver.apply(_stopped(await plan_of(agent, document, job)))
+        record = agent.records.get_or_make(document.id)
+        agent.records.put(document.id, dataclasses.replace(record, restarted=document.restart_generation, held=None))
+        return Succeeded(observed={"state": "stopped"})
+
+    async def remove(self, agent: Agent, object_id: str, document: VmWanted | None) -> None:
+        for driver in agent.drivers.machines.values():
+            if (document is not None and document.driver == driver.traits.name) or object_id in await driver.vm_ids():
+                await driver.remove(object_id)
+        for wanted in document.nics if document else ():
+            await agent.drivers.links.remove(interface_name(wanted.id))
+        agent.paths.vm_log(object_id).unlink(missing_ok=True)
+        shutil.rmtree(agent.paths.vm_run_directory(object_id), ignore_errors=True)
+        agent.records.drop(object_id)
+        shutil.rmtree(agent.paths.vm_directory(object_id), ignore_errors=True)
+
+    async def observe(self, agent: Agent, object_id: str, document: VmWanted | None) -> Observed | None:
+        if document is None:
+            return await _observe_unknown(agent, object_id)
+        seen = await driver_of(agent, document).observe(object_id)
+        record = agent.records.get(object_id)
+        if seen is not None and seen.incarnation is not None:
+            agent.watch(("vm", object_id), seen.incarnation)
+        state = seen.state if seen else "absent"
+        detail = _detail(document, record, seen)
+        return Observed(id=object_id, kind="vm", generation=document.generation, state=state, detail=detail)
+
+    def is_settled(self, document: VmWanted, observed: Observed | None) -> bool:
+        state = observed.state if observed else "absent"
+        detail = observed.detail if observed else {}
+        if document.power == "stopped":
+            return state != "running"
+        return bool(detail.get("held")) or (state == "running" and detail.get("restarted") == document.restart_generation)
+
+    async def found(self, agent: Agent) -> tuple[str, ...]:
+        return tuple(sorted({name for driver in agent.drivers.machines.values() for name in await driver.vm_ids()}))
+
+
+KIND = VmKind()
+
+
+async def ensure(agent: Agent, body: VmWanted) -> Outcome:
+    return await lifecycle.ensure(agent, KIND, body)
+
+
+async def purge(agent: Agent, body: Purge) -> Outcome:
+    return await lifecycle.purge(agent, KIND, body)
+
+
+async def observe(agent: Agent, body: Subject) -> ObjectObserved:
+    return await lifecycle.observe(agent, KIND, body)
+
+
+def driver_of(agent: Agent, document: VmWanted) -> MachineDriver:
+    """Raises AgentError `vm.driver_missing`: never another driver than the document names."""
+    driver = agent.drivers.machines.get(document.driver)
+    if driver is None:
+        raise AgentError("vm.driver_missing", f"this host has no machine driver {document.driver}", retryable=False)
+    return driver
+
+
+def is_held(document: VmWanted, record: VmRecord, seen: MachineObserved | None) -> bool:
+    """Whether the guest powered itself off under this very document and is meant to stay off."""
+    if document.on_guest_poweroff != "stop" or document.restart_generation > record.restarted:
+        return False
+    if seen is None or (seen.state == "stopped" and not seen.exit_reason):
+        return record.held == document.generation
+    return seen.exit_reason == "guest_poweroff" and record.started == document.generation
+
+
+def digest_of(document: VmWanted) -> str:
+    """Of everything that only a new start makes true."""
+    body = {name: value for name, value in codec.encode(document).items() if name not in _LIVE_FIELDS}
+    for wanted in body["nics"]:
+        wanted.pop("generation")
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+async def plan_of(agent: Agent, document: VmWanted, job: Job) -> MachinePlan:
+    """Everything the driver needs, with volumes exported and links made."""
+    driver, uid = driver_of(agent, document), agent.records.uid(document.id)
+    run_directory, state_directory = agent.paths.vm_run_directory(document.id), agent.paths.vm_directory(document.id)
+    for directory in (run_directory, state_directory):
+        _make_directory(directory, uid)
+    agent.paths.vm_log(document.id).parent.mkdir(parents=True, exist_ok=True)
+    mounts = document.workload.mounts if document.workload else ()
+    return MachinePlan(
+        vm=document,
+        disks=await _disks(agent, document, job),
+        nics=await _nics(agent, document, job),
+        image_directory=image.directory_of(agent, document.image_id) if document.image_id else Path(os.devnull),
+        run_directory=run_directory,
+        state_directory=state_directory,
+        log_path=agent.paths.vm_log(document.id),
+        uid=uid,
+        gid=uid,
+        uid_count=UIDS_PER_MACHINE,
+        mounts=tuple(MountAttachment(source=image.directory_of(agent, m.image_id), path=m.path) for m in mounts),
+        seed=render_seed(document.id, document.seed, document.nics),
+        is_kvm_usable=driver.traits.isolation != "container" and (await agent.probe_kvm()).usable,
+    )
+
+
+async def _disks(agent: Agent, document: VmWanted, job: Job) -> tuple[DiskAttachment, ...]:
+    disks = []
+    for disk in document.disks:
+        job.step = "disks"
+        wanted = agent.documents.get("volume", disk.volume_id)
+        if wanted is None or agent.documents.is_purged("volume", disk.volume_id):
+            raise AgentError("volume.missing", f"volume {disk.volume_id} is not on this host", volume=disk.volume_id)
+        seen = await volume.export(agent, wanted)
+        disks.append(
+            DiskAttachment(
+                volume_id=disk.volume_id,
+                transport=seen.transport,
+                path=seen.path,
+                is_boot=disk.is_boot,
+                num_queues=wanted.num_queues,
+                queue_size=wanted.queue_size,
+            )
+        )
+    return tuple(disks)
+
+
+async def _nics(agent: Agent, document: VmWanted, job: Job) -> tuple[NicAttachment, ...]:
+    attachments = []
+    for wanted in document.nics:
+        job.step = "nics"
+        plan = nic.plan_of(agent, wanted)
+        await agent.drivers.links.apply(plan)
+        attachments.append(NicAttachment(nic=wanted, interface=plan.interface, kind=plan.kind, peer=plan.peer))
+    return tuple(attachments)
+
+
+def _stopped(plan: MachinePlan) -> MachinePlan:
+    return dataclasses.replace(plan, vm=dataclasses.replace(plan.vm, power="stopped"))
+
+
+def _running(agent: Agent, seen: MachineObserved) -> Result:
+    if seen.incarnation is not None:
+        agent.watch(("vm", seen.vm_id), seen.incarnation)
+    return Succeeded(observed={"state": seen.state})
+
+
+def _make_directory(path: Path, uid: int) -> None:
+    path.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if os.geteuid() == 0:
+        os.chown(path, uid, uid)
+    path.chmod(0o700)
+
+
+def _detail(
+    document: VmWanted, record: VmRecord | None, seen: MachineObserved | None
+) -> dict[str, str | int | float | bool | None]:
+    is_running = seen is not None and seen.state == "running"
+    return {
+        "driver": document.driver,
+        "exit_reason": seen.exit_reason if seen else "",
+        "exit_detail": seen.exit_detail if seen else "",
+        "pid": seen.incarnation.pid if seen and seen.incarnation else None,
+        "held": document.power == "running" and not is_running and record is not None and is_held(document, record, seen),
+        "restarted": record.restarted if record else 0,
+        "starts": record.starts if record else 0,
+        "restart_needed": is_running and record is not None and record.digest != digest_of(document),
+    }
+
+
+async def _observe_unknown(agent: Agent, vm_id: str) -> Observed | None:
+    for driver in agent.drivers.machines.values():
+        seen = await driver.observe(vm_id)
+        if seen is not None:
+            detail: dict[str, str | int | float | bool | None] = {"driver": driver.traits.name, "process": seen.state}
+            return Observed(id=vm_id, kind="vm", generation=None, state="unknown", detail=detail)
+    return None
