@@ -1,0 +1,228 @@
+"""VMs by QEMU: q35, KVM where the host's probe found it usable, else TCG.
+
+The one rule: a machine starts paused (`-S`), gets its nics over QMP as descriptors of taps that the agent opened, and only
+then runs; one found paused was left half-started by an agent that died, and is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
+from hostagent.drivers.machine.qemu_command import RunFiles, nic_words, qemu_argv
+from hostagent.drivers.machine.seed import seed_image
+from hostagent.drivers.network.tap import open_tap
+from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
+from hostagent.lib.paths import Paths
+from hostagent.lib.qmp import Qmp, QmpError, connect
+from hostagent.lib.wait import until
+from hostagent.protocol.errors import AgentError
+
+PREFIX = "vm-"
+OVERHEAD_BYTES = 512 << 20
+MONITOR_SECONDS = 30.0
+POWER_OFF_SECONDS = 60.0
+QUIT_SECONDS = 5.0
+LOG_TAIL_BYTES = 1000
+ENDED_BY_SIGNAL = "terminating on signal"
+
+
+class QemuMachine:
+    """`tsc_khz`, `kvm_groups`: facts of the host (`kvm.py`); `power_off_seconds`: the grace of an orderly power-off."""
+
+    traits = MachineTraits(
+        name="qemu",
+        isolation="vm",
+        disk_transport="vhost_user_blk",
+        nic_kind="tap",
+        boots=frozenset({"kernel", "firmware"}),
+    )
+
+    def __init__(
+        self,
+        supervisor: SupervisorDriver,
+        paths: Paths,
+        *,
+        tsc_khz: int,
+        kvm_groups: tuple[int, ...] = (),
+        power_off_seconds: float = POWER_OFF_SECONDS,
+    ) -> None:
+        self.supervisor = supervisor
+        self.paths = paths
+        self.tsc_khz = tsc_khz
+        self.kvm_groups = kvm_groups
+        self.power_off_seconds = power_off_seconds
+
+    def render(self, plan: MachinePlan) -> MachineRendered:
+        files = RunFiles(directory=plan.run_directory)
+        unit = UnitWanted(
+            name=PREFIX + plan.vm.id,
+            argv=qemu_argv(plan, tsc_khz=self.tsc_khz),
+            uid=plan.uid,
+            gid=plan.gid,
+            groups=self.kvm_groups if plan.is_kvm_usable else (),
+            log_path=files.log,
+            limits=UnitLimits(
+                cpu_cores=float(plan.vm.vcpus + 1),
+                memory_bytes=plan.vm.memory_bytes + OVERHEAD_BYTES,
+                cpus=plan.cpus,
+                tasks=256 + 8 * plan.vm.vcpus,
+            ),
+        )
+        seed = (RenderedFile(path=files.seed, content=seed_image(plan.seed), is_secret=True),) if plan.seed else ()
+        return MachineRendered(files=seed, units=(unit,))
+
+    async def observe(self, vm_id: str) -> MachineObserved | None:
+        unit = await self.supervisor.observe(PREFIX + vm_id)
+        if unit is None:
+            return None
+        files = RunFiles(directory=self.paths.vm_run_directory(vm_id))
+        log_path = str(self.paths.vm_log(vm_id))
+        if unit.state == "running":
+            return MachineObserved(
+                vm_id=vm_id,
+                state="running",
+                incarnation=unit.incarnation,
+                console_socket=str(files.console),
+                log_path=log_path,
+            )
+        return _ended(vm_id, unit, files, log_path)
+
+    async def apply(self, plan: MachinePlan) -> MachineObserved:
+        vm_id = plan.vm.id
+        observed = await self.observe(vm_id)
+        is_running = observed is not None and observed.state == "running"
+        if plan.vm.power == "stopped":
+            if is_running:
+                await self._power_off(vm_id)
+            await self.supervisor.remove(PREFIX + vm_id)
+            return MachineObserved(vm_id=vm_id, state="stopped", log_path=str(plan.log_path))
+        if not is_running or await self._is_half_started(vm_id):
+            await self._start(plan)
+            observed = await self.observe(vm_id)
+        assert observed is not None
+        return observed
+
+    async def remove(self, vm_id: str) -> None:
+        observed = await self.observe(vm_id)
+        if observed is not None and observed.state == "running":
+            await self._quit(vm_id)
+        await self.supervisor.remove(PREFIX + vm_id)
+        shutil.rmtree(self.paths.vm_run_directory(vm_id), ignore_errors=True)
+
+    async def vm_ids(self) -> tuple[str, ...]:
+        return tuple(name.removeprefix(PREFIX) for name in await self.supervisor.names() if name.startswith(PREFIX))
+
+    async def _start(self, plan: MachinePlan) -> None:
+        rendered = self.render(plan)
+        name = rendered.units[-1].name
+        await self.supervisor.remove(name)
+        _prepare_directory(plan)
+        for file in rendered.files:
+            _write(file, plan.uid, plan.gid)
+        await self.supervisor.apply(rendered.units[-1])
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                qmp = await self._monitor(plan.vm.id, stack)
+                for index in range(len(plan.nics)):
+                    await _plug_nic(qmp, index, plan)
+                await qmp.execute("cont")
+        except QmpError as error:
+            await self.supervisor.remove(name)
+            raise AgentError("vm.start_failed", f"{error}; {_tail(RunFiles(directory=plan.run_directory).log)}") from error
+
+    async def _monitor(self, vm_id: str, stack: contextlib.AsyncExitStack) -> Qmp:
+        """QEMU's monitor once it listens. Raises QmpError when QEMU ends before."""
+        path = RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp
+
+        async def listens_or_ended() -> bool:
+            unit = await self.supervisor.observe(PREFIX + vm_id)
+            return path.exists() or unit is None or unit.state == "exited"
+
+        await until(listens_or_ended, seconds=MONITOR_SECONDS)
+        return await stack.enter_async_context(connect(path, seconds=MONITOR_SECONDS))
+
+    async def _is_half_started(self, vm_id: str) -> bool:
+        try:
+            async with connect(RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp) as qmp:
+                return (await qmp.execute("query-status"))["status"] == "prelaunch"
+        except QmpError:
+            return False  # a busy monitor is no reason to kill a machine
+
+    async def _power_off(self, vm_id: str) -> None:
+        """The power button, then the plug."""
+        with contextlib.suppress(QmpError):
+            async with connect(RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp) as qmp:
+                await qmp.execute("system_powerdown")
+            if await self._is_gone_within(vm_id, self.power_off_seconds):
+                return
+        await self._quit(vm_id)
+
+    async def _quit(self, vm_id: str) -> None:
+        with contextlib.suppress(QmpError):
+            async with connect(RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp, seconds=QUIT_SECONDS) as qmp:
+                await qmp.execute("quit", seconds=QUIT_SECONDS)
+            await self._is_gone_within(vm_id, QUIT_SECONDS)
+
+    async def _is_gone_within(self, vm_id: str, seconds: float) -> bool:
+        async def is_gone() -> bool:
+            unit = await self.supervisor.observe(PREFIX + vm_id)
+            return unit is None or unit.state == "exited"
+
+        return await until(is_gone, seconds=seconds)
+
+
+async def _plug_nic(qmp: Qmp, index: int, plan: MachinePlan) -> None:
+    attachment = plan.nics[index]
+    try:
+        descriptor = open_tap(attachment.interface)
+    except OSError as error:
+        raise AgentError("vm.nic_failed", f"tap {attachment.interface}: {error}") from error
+    try:
+        await qmp.execute("getfd", {"fdname": f"tap{index}"}, descriptor=descriptor)
+    finally:
+        os.close(descriptor)
+    for command, arguments in nic_words(index, attachment.nic, f"tap{index}"):
+        await qmp.execute(command, arguments)
+
+
+def _ended(vm_id: str, unit: UnitObserved, files: RunFiles, log_path: str) -> MachineObserved:
+    """QEMU ends with 0 when the guest powered off, but also by SIGTERM: then its log says so."""
+    tail = _tail(files.log)
+    if unit.exit_code == 0 and ENDED_BY_SIGNAL not in tail:
+        return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="guest_poweroff", log_path=log_path)
+    if unit.exit_code in (0, None):
+        detail = f"signal {unit.exit_signal}" if unit.exit_signal else tail.rpartition("\n")[2]
+        return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="killed", exit_detail=detail, log_path=log_path)
+    detail = f"exit code {unit.exit_code}: {tail}"
+    return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="failed", exit_detail=detail, log_path=log_path)
+
+
+def _prepare_directory(plan: MachinePlan) -> None:
+    files = RunFiles(directory=plan.run_directory)
+    files.directory.mkdir(parents=True, exist_ok=True)
+    os.chown(files.directory, plan.uid, plan.gid)
+    files.directory.chmod(0o700)
+    for stale in (files.qmp, files.console, files.log):
+        stale.unlink(missing_ok=True)
+    plan.log_path.parent.mkdir(parents=True, exist_ok=True)
+    plan.log_path.touch(mode=0o640)
+    os.chown(plan.log_path, plan.uid, plan.gid)
+
+
+def _write(file: RenderedFile, uid: int, gid: int) -> None:
+    file.path.unlink(missing_ok=True)
+    descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400 if file.is_secret else 0o444)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(file.content)
+        os.fchown(opened.fileno(), uid, gid)
+
+
+def _tail(path: Path) -> str:
+    try:
+        return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,122 @@
+"""From a machine plan to QEMU's command line and to the QMP words that give it its nics. Pure.
+
+The one rule: everything a guest can reach is named here and nothing by default (`-nodefaults -no-user-config`); every device
+sits behind a PCIe root port of its own, so slots do not move when one is added or left out.
+Source: QEMU 7.2, qemu-system-x86_64(1) and docs/system/.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hostagent.drivers.machine.protocol import DiskAttachment, MachinePlan
+from hostagent.protocol.errors import AgentError
+from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, NicWanted
+
+PROGRAM = "/usr/bin/qemu-system-x86_64"
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """What a running machine has in its run directory."""
+
+    directory: Path
+
+    @property
+    def qmp(self) -> Path:
+        return self.directory / "qmp.sock"
+
+    @property
+    def console(self) -> Path:
+        return self.directory / "console.sock"
+
+    @property
+    def seed(self) -> Path:
+        return self.directory / "seed.img"
+
+    @property
+    def log(self) -> Path:
+        """QEMU's own words, where it says by which signal it was ended."""
+        return self.directory / "qemu.log"
+
+
+def qemu_argv(plan: MachinePlan, *, tsc_khz: int) -> tuple[str, ...]:
+    """Raises AgentError `vm.unsupported` for what QEMU cannot do here."""
+    files = RunFiles(directory=plan.run_directory)
+    vm = plan.vm
+    if plan.mounts or vm.workload is not None:
+        raise AgentError("vm.unsupported", "the qemu driver runs no workload of its own", retryable=False)
+    accelerator = ("kvm", "host,host-phys-bits=on") if plan.is_kvm_usable else ("tcg", "max")
+    argv = [PROGRAM, "-name", f"guest={vm.id},debug-threads=on", "-nodefaults", "-no-user-config", "-display", "none", "-S"]
+    argv += ["-machine", f"q35,accel={accelerator[0]},memory-backend=memory", "-cpu", accelerator[1]]
+    argv += ["-smp", f"{vm.vcpus},sockets=1,cores={vm.vcpus},threads=1"]
+    argv += ["-object", f"memory-backend-memfd,id=memory,size={vm.memory_bytes},share=on", "-m", f"{vm.memory_bytes}B"]
+    argv += _boot(plan, tsc_khz)
+    for index, disk in enumerate(plan.disks):
+        argv += _disk(index, disk, is_bootable=isinstance(vm.boot, FirmwareBoot))
+    for index in range(len(plan.nics)):
+        argv += _root_port(f"port_nic{index}", 64 + index)
+    if plan.seed:
+        argv += _seed(files.seed)
+    argv += ["-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random"]
+    argv += ["-device", "pvpanic-pci", "-device", "i6300esb", "-action", "panic=exit-failure,watchdog=reset"]
+    argv += ["-chardev", f"socket,id=qmp,path={files.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
+    serial = f"socket,id=serial,path={files.console},server=on,wait=off,logfile={plan.log_path},logappend=on"
+    argv += ["-chardev", serial, "-serial", "chardev:serial", "-sandbox", SANDBOX]
+    return tuple(argv)
+
+
+def nic_words(index: int, nic: NicWanted, descriptor_name: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The QMP commands that plug a nic whose tap's descriptor was sent under this name; before `cont`."""
+    netdev = {"type": "tap", "id": f"net{index}", "fd": descriptor_name}
+    device = {
+        "driver": "virtio-net-pci",
+        "id": f"nic{index}",
+        "netdev": f"net{index}",
+        "mac": nic.mac,
+        "bus": f"port_nic{index}",
+        "romfile": "",
+    }
+    return (("netdev_add", netdev), ("device_add", device))
+
+
+def _boot(plan: MachinePlan, tsc_khz: int) -> list[str]:
+    match plan.vm.boot:
+        case KernelBoot() as boot:
+            kernel, initramfs = plan.image_directory / boot.kernel_file, plan.image_directory / boot.initramfs_file
+            # without the early frequency the kernel measures it against a timer that a busy host delays, and gives up
+            cmdline = f"{boot.cmdline} tsc_early_khz={tsc_khz}".strip()
+            return ["-kernel", str(kernel), "-initrd", str(initramfs), "-append", cmdline]
+        case FirmwareBoot() as boot:
+            return ["-bios", str(plan.image_directory / boot.firmware_file)]
+        case None:
+            raise AgentError("vm.unsupported", "the qemu driver needs a kernel or a firmware to boot", retryable=False)
+
+
+def _root_port(name: str, chassis: int) -> list[str]:
+    return ["-device", f"pcie-root-port,id={name},chassis={chassis},slot={chassis}"]
+
+
+def _disk(index: int, disk: DiskAttachment, *, is_bootable: bool) -> list[str]:
+    """`reconnect` keeps the guest alive while the storage daemon is restarted; without it the disk is dead. With a kernel of
+    its own the machine has no boot order (`-kernel` takes index 0).
+    """
+    if disk.transport != "vhost_user_blk":
+        raise AgentError("vm.unsupported", f"disk {disk.volume_id} is no vhost-user socket", retryable=False)
+    device = f"vhost-user-blk-pci,id=disk{index},bus=port_disk{index},chardev=disk_socket{index}"
+    device += f",num-queues={disk.num_queues},queue-size={disk.queue_size}"
+    if disk.is_boot and is_bootable:
+        device += ",bootindex=0"
+    chardev = f"socket,id=disk_socket{index},path={disk.path},reconnect=1"
+    return ["-chardev", chardev, *_root_port(f"port_disk{index}", 1 + index), "-device", device]
+
+
+def _seed(path: Path) -> list[str]:
+    file = {"driver": "file", "node-name": "seed_file", "filename": str(path), "read-only": True}
+    node = {"driver": "raw", "node-name": "seed", "file": "seed_file", "read-only": True}
+    device = "virtio-blk-pci,id=seed_disk,bus=port_seed,drive=seed,serial=seed"
+    return ["-blockdev", json.dumps(file), "-blockdev", json.dumps(node), *_root_port("port_seed", 128), "-device", device]

@@ -1,0 +1,192 @@
+"""Links of machines (routed taps and veths) and plain routes to machines on other hosts.
+
+The one rule: every link looks the same from inside (gateway 169.254.1.1 and fe80::1 at 02:00:00:00:00:01) and a machine's
+addresses are permanent neighbours, so what a guest says by ARP or ND changes nothing. Other links and routes are never touched:
+ours are known by their name, and by their routing protocol numbers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hostagent.drivers.network.netlink import SYSCTL, Attributes, Link, Netlink, Request, opened, set_sysctl, sysctl
+from hostagent.drivers.network.protocol import (
+    HOST_IPV4,
+    HOST_IPV6,
+    HOST_MAC,
+    LinkObserved,
+    LinkPlan,
+    LinkRendered,
+    LinkTraits,
+    RoutePlan,
+    RoutesObserved,
+    RouteTraits,
+)
+from hostagent.protocol.wanted import NicWanted, RouteWanted
+
+PROTOCOL_LINKS = 190  # free in iproute2's rt_protos
+PROTOCOL_ROUTES = 191
+METRIC_ROUTES = 4096  # over a link's own route, so a machine that is here is never sent elsewhere
+HOST_ADDRESSES = (f"{HOST_IPV4}/32", f"{HOST_IPV6}/64")
+NAME = re.compile(r"bp[0-9a-z]{12}")
+KINDS = frozenset({"tun", "veth"})
+
+
+class LinkSet:
+    traits = LinkTraits(name="links", kinds=frozenset({"tap", "veth"}))
+
+    def render(self, plan: LinkPlan) -> LinkRendered:
+        name, nic = plan.interface, plan.nic
+        first: Attributes
+        if plan.kind == "tap":
+            first = (("name", name), ("uid", plan.uid), ("queues", plan.queues))
+        else:
+            first = (("name", name), ("peer", plan.peer), ("peer_mac", nic.mac))
+        link = (("name", name), ("mac", HOST_MAC), ("mtu", nic.mtu_bytes), ("alias", f"bedplate {nic.id}"))
+        requests: list[Request] = [("tap_add" if plan.kind == "tap" else "veth_add", first)]
+        requests += [("sysctl", (("key", key), ("value", value))) for key, value in _sysctls(name)]
+        requests.append(("link_set", link))
+        requests += [("address_add", (("name", name), ("address", address))) for address in HOST_ADDRESSES]
+        for address, destination in _destinations(nic):
+            requests.append(("neighbour_set", (("name", name), ("address", address), ("mac", nic.mac))))
+            route = (("destination", destination), ("interface", name), ("protocol", PROTOCOL_LINKS))
+            requests.append(("route_add", route))
+        return LinkRendered(requests=tuple(requests))
+
+    async def observe(self, plan: LinkPlan) -> LinkObserved | None:
+        async with opened() as netlink:
+            return await self._observe(netlink, plan)
+
+    async def apply(self, plan: LinkPlan) -> LinkObserved:
+        ensure_forwarding()
+        async with opened() as netlink:
+            observed = await self._observe(netlink, plan)
+            if observed is None or not observed.is_complete:
+                await self._drop_other_kind(netlink, plan)
+                await netlink.carry_out(self.render(plan).requests)
+                observed = await self._observe(netlink, plan)
+        assert observed is not None
+        return observed
+
+    async def remove(self, interface: str) -> None:
+        if NAME.fullmatch(interface) is None:
+            raise ValueError(f"{interface} is not a link of this agent")
+        async with opened() as netlink:
+            await netlink.remove_link(interface)
+
+    async def interfaces(self) -> tuple[str, ...]:
+        async with opened() as netlink:
+            return tuple(link.name for link in await netlink.links() if NAME.fullmatch(link.name) and link.kind in KINDS)
+
+    async def _drop_other_kind(self, netlink: Netlink, plan: LinkPlan) -> None:
+        link = await netlink.link(plan.interface)
+        if link is not None and link.kind != _kernel_kind(plan):
+            await netlink.remove_link(plan.interface)
+
+    async def _observe(self, netlink: Netlink, plan: LinkPlan) -> LinkObserved | None:
+        link = await netlink.link(plan.interface)
+        if link is None or link.kind != _kernel_kind(plan):
+            return None
+        return LinkObserved(
+            nic_id=plan.nic.id,
+            interface=plan.interface,
+            kind=plan.kind,
+            is_complete=await self._is_complete(netlink, link, plan),
+            mtu_bytes=link.mtu_bytes,
+        )
+
+    async def _is_complete(self, netlink: Netlink, link: Link, plan: LinkPlan) -> bool:
+        wanted = _destinations(plan.nic)
+        if not link.is_up or link.mac != HOST_MAC or link.mtu_bytes != plan.nic.mtu_bytes:
+            return False
+        if not set(HOST_ADDRESSES) <= await netlink.addresses(link.index):
+            return False
+        neighbours = await netlink.permanent_neighbours(link.index)
+        if not {(address, plan.nic.mac) for address, _ in wanted} <= neighbours:
+            return False
+        routes = {route.destination for route in await netlink.routes(PROTOCOL_LINKS) if route.index == link.index}
+        return {destination for _, destination in wanted} <= routes and all(sysctl(k) == v for k, v in _sysctls(link.name))
+
+
+class RouteSet:
+    traits = RouteTraits(name="routes")
+
+    def render(self, plan: RoutePlan) -> LinkRendered:
+        return LinkRendered(requests=tuple(_route_request("route_add", r, plan.data_interface) for r in plan.wanted.routes))
+
+    async def observe(self) -> RoutesObserved | None:
+        async with opened() as netlink:
+            present = await netlink.routes(PROTOCOL_ROUTES)
+        routes = sorted((route.destination, route.gateway) for route in present)
+        return RoutesObserved(routes=tuple(RouteWanted(destination_cidr=d, via=g) for d, g in routes)) if routes else None
+
+    async def apply(self, plan: RoutePlan) -> RoutesObserved:
+        ensure_forwarding()
+        async with opened() as netlink:
+            index = 0
+            if plan.data_interface and (link := await netlink.link(plan.data_interface)):
+                index = link.index
+            present = await netlink.routes(PROTOCOL_ROUTES)
+            right = {(r.destination, r.gateway) for r in present if not index or r.index == index}
+            wanted = {(r.destination_cidr, r.via): r for r in plan.wanted.routes}
+            stale = [r for r in present if (r.destination, r.gateway) not in right or (r.destination, r.gateway) not in wanted]
+            for route in stale:
+                gone = RouteWanted(destination_cidr=route.destination, via=route.gateway)
+                await netlink.carry_out((_route_request("route_remove", gone, ""),))
+            missing = [route for key, route in wanted.items() if key not in right]
+            await netlink.carry_out(tuple(_route_request("route_add", route, plan.data_interface) for route in missing))
+        return await self.observe() or RoutesObserved(routes=())
+
+    async def remove(self) -> None:
+        async with opened() as netlink:
+            for route in await netlink.routes(PROTOCOL_ROUTES):
+                gone = RouteWanted(destination_cidr=route.destination, via=route.gateway)
+                await netlink.carry_out((_route_request("route_remove", gone, ""),))
+
+
+def ensure_forwarding() -> None:
+    """Make this namespace a router. An uplink that learns its way by router advertisements goes on doing so."""
+    if sysctl("ipv6/conf/all/forwarding") != "1":
+        for directory in (SYSCTL / "ipv6/conf").iterdir():
+            if directory.name != "all" and sysctl(f"ipv6/conf/{directory.name}/accept_ra") == "1":
+                set_sysctl(f"ipv6/conf/{directory.name}/accept_ra", "2")
+        set_sysctl("ipv6/conf/all/forwarding", "1")
+    set_sysctl("ipv4/ip_forward", "1")
+
+
+def _kernel_kind(plan: LinkPlan) -> str:
+    return "tun" if plan.kind == "tap" else "veth"
+
+
+def _destinations(nic: NicWanted) -> tuple[tuple[str, str], ...]:
+    """(address, route) of each family that the nic has."""
+    both = ((nic.ipv4, f"{nic.ipv4}/32"), (nic.ipv6, f"{nic.ipv6}/128"))
+    return tuple(pair for pair in both if pair[0])
+
+
+def _sysctls(name: str) -> tuple[tuple[str, str], ...]:
+    """No address made by itself, no router believed, no answer for addresses of other links, no proxying."""
+    v4, v6 = f"ipv4/conf/{name}", f"ipv6/conf/{name}"
+    return (
+        (f"{v6}/disable_ipv6", "0"),
+        (f"{v6}/addr_gen_mode", "1"),
+        (f"{v6}/accept_ra", "0"),
+        (f"{v6}/accept_redirects", "0"),
+        (f"{v6}/proxy_ndp", "0"),
+        (f"{v4}/forwarding", "1"),
+        (f"{v4}/proxy_arp", "0"),
+        (f"{v4}/arp_ignore", "1"),
+        (f"{v4}/accept_redirects", "0"),
+        (f"{v4}/send_redirects", "0"),
+    )
+
+
+def _route_request(verb: str, route: RouteWanted, interface: str) -> Request:
+    attributes: Attributes = (
+        ("destination", route.destination_cidr),
+        ("gateway", route.via),
+        ("interface", interface),
+        ("protocol", PROTOCOL_ROUTES),
+        ("metric", METRIC_ROUTES),
+    )
+    return (verb, attributes)

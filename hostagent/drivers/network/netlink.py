@@ -1,0 +1,223 @@
+"""Requests to the kernel's network tables, by pyroute2, and what stands in them. The only module that imports pyroute2.
+
+The one rule: a request says what shall be; made already is success. Requests are (verb, attributes) pairs so that they can be
+shown and compared before they are carried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hostagent.drivers.network.tap import make_tap
+from hostagent.protocol.errors import AgentError
+
+Attributes = tuple[tuple[str, str | int], ...]
+Request = tuple[str, Attributes]
+
+NEIGHBOUR_PERMANENT = 0x80
+TABLE_MAIN = 254
+SYSCTL = Path("/proc/sys/net")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    index: int
+    name: str
+    kind: str
+    mac: str
+    mtu_bytes: int
+    is_up: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """`destination` with its prefix length; `gateway` "" = on the link."""
+
+    destination: str
+    gateway: str
+    index: int
+    protocol: int
+
+
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[Netlink]:
+    """The network namespace of this process."""
+    from pyroute2 import AsyncIPRoute
+
+    async with AsyncIPRoute() as connection:
+        yield Netlink(connection)
+
+
+class Netlink:
+    def __init__(self, connection: Any) -> None:
+        self._ip = connection
+
+    async def carry_out(self, requests: tuple[Request, ...]) -> None:
+        """In order. Raises AgentError `network.refused` with the request that failed."""
+        verbs: dict[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
+            "tap_add": self._tap_add,
+            "veth_add": self._veth_add,
+            "link_set": self._link_set,
+            "address_add": self._address_add,
+            "neighbour_set": self._neighbour_set,
+            "route_add": self._route_add,
+            "route_remove": self._route_remove,
+            "sysctl": self._sysctl,
+        }
+        for verb, attributes in requests:
+            try:
+                await verbs[verb](dict(attributes))
+            except OSError as error:
+                raise AgentError("network.refused", f"{verb} {dict(attributes)}: {error}") from error
+            except Exception as error:
+                if not hasattr(error, "code"):
+                    raise
+                raise AgentError("network.refused", f"{verb} {dict(attributes)}: {error}") from error
+
+    async def links(self) -> list[Link]:
+        found = []
+        async for message in await self._ip.get_links():
+            information = message.get_attr("IFLA_LINKINFO")
+            found.append(
+                Link(
+                    index=message["index"],
+                    name=message.get_attr("IFLA_IFNAME"),
+                    kind=information.get_attr("IFLA_INFO_KIND") if information else "",
+                    mac=message.get_attr("IFLA_ADDRESS") or "",
+                    mtu_bytes=message.get_attr("IFLA_MTU") or 0,
+                    is_up=bool(message["flags"] & 1),
+                )
+            )
+        return found
+
+    async def link(self, name: str) -> Link | None:
+        found = await self._ip.link_lookup(ifname=name)
+        if not found:
+            return None
+        return next((link for link in await self.links() if link.index == found[0]), None)
+
+    async def addresses(self, index: int) -> set[str]:
+        return {
+            f"{message.get_attr('IFA_ADDRESS')}/{message['prefixlen']}"
+            async for message in await self._ip.get_addr(index=index)
+        }
+
+    async def permanent_neighbours(self, index: int) -> set[tuple[str, str]]:
+        found = set()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            async for message in await self._ip.get_neighbours(family, ifindex=index):
+                if message["state"] & NEIGHBOUR_PERMANENT:
+                    found.add((message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR")))
+        return found
+
+    async def routes(self, protocol: int) -> list[Route]:
+        """Of the main table, with this routing protocol number."""
+        found = []
+        for family, bits in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
+            async for message in await self._ip.get_routes(family, table=TABLE_MAIN, proto=protocol):
+                if message["proto"] != protocol or message.get_attr("RTA_TABLE", TABLE_MAIN) != TABLE_MAIN:
+                    continue
+                destination = message.get_attr("RTA_DST") or ("0.0.0.0" if bits == 32 else "::")
+                found.append(
+                    Route(
+                        destination=f"{destination}/{message['dst_len']}",
+                        gateway=message.get_attr("RTA_GATEWAY") or "",
+                        index=message.get_attr("RTA_OIF") or 0,
+                        protocol=protocol,
+                    )
+                )
+        return found
+
+    async def remove_link(self, name: str) -> None:
+        """Absent is success."""
+        link = await self.link(name)
+        if link is not None:
+            with self._accepting(errno.ENODEV):
+                await self._ip.link("del", index=link.index)
+
+    async def _index(self, name: str) -> int:
+        found = await self._ip.link_lookup(ifname=name)
+        if not found:
+            raise AgentError("network.interface_missing", f"there is no interface {name}")
+        return found[0]
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _accepting(*codes: int) -> Any:
+        try:
+            yield
+        except Exception as error:
+            if getattr(error, "code", None) not in codes:
+                raise
+
+    async def _tap_add(self, a: dict[str, Any]) -> None:
+        make_tap(a["name"], uid=a["uid"], is_multi_queue=a["queues"] > 1)
+
+    async def _veth_add(self, a: dict[str, Any]) -> None:
+        if await self.link(a["name"]) is None:
+            await self._ip.link("add", ifname=a["name"], kind="veth", peer={"ifname": a["peer"], "address": a["peer_mac"]})
+
+    async def _link_set(self, a: dict[str, Any]) -> None:
+        index = await self._index(a["name"])
+        wanted = {"mtu": a["mtu"], "address": a["mac"], "ifalias": a["alias"]}
+        await self._ip.link("set", index=index, **wanted)
+        await self._ip.link("set", index=index, state="up")
+
+    async def _address_add(self, a: dict[str, Any]) -> None:
+        address, _, length = a["address"].partition("/")
+        nodad = {"flags": 0x02} if ":" in address else {}
+        with self._accepting(errno.EEXIST):
+            await self._ip.addr("add", index=await self._index(a["name"]), address=address, prefixlen=int(length), **nodad)
+
+    async def _neighbour_set(self, a: dict[str, Any]) -> None:
+        family = socket.AF_INET6 if ":" in a["address"] else socket.AF_INET
+        index = await self._index(a["name"])
+        await self._ip.neigh(
+            "replace", family=family, ifindex=index, dst=a["address"], lladdr=a["mac"], state=NEIGHBOUR_PERMANENT
+        )
+
+    async def _route_add(self, a: dict[str, Any]) -> None:
+        with self._accepting(errno.EEXIST):
+            await self._ip.route("add", **await self._route_attributes(a))
+
+    async def _route_remove(self, a: dict[str, Any]) -> None:
+        with self._accepting(errno.ESRCH):
+            await self._ip.route("del", **await self._route_attributes(a))
+
+    async def _route_attributes(self, a: dict[str, Any]) -> dict[str, Any]:
+        family = socket.AF_INET6 if ":" in a["destination"] else socket.AF_INET
+        attributes: dict[str, Any] = {
+            "family": family,
+            "dst": str(ipaddress.ip_network(a["destination"])),
+            "proto": a["protocol"],
+            "table": TABLE_MAIN,
+        }
+        if a.get("interface"):
+            attributes["oif"] = await self._index(a["interface"])
+        if a.get("gateway"):
+            attributes["gateway"] = a["gateway"]
+        elif family == socket.AF_INET:
+            attributes["scope"] = 253  # link
+        if a.get("metric"):
+            attributes["priority"] = a["metric"]
+        return attributes
+
+    async def _sysctl(self, a: dict[str, Any]) -> None:
+        set_sysctl(a["key"], str(a["value"]))
+
+
+def sysctl(key: str) -> str:
+    """The value of `net.<key>`, with slashes; raises OSError."""
+    return (SYSCTL / key).read_text(encoding="ascii").strip()
+
+
+def set_sysctl(key: str, value: str) -> None:
+    if sysctl(key) != value:
+        (SYSCTL / key).write_text(value, encoding="ascii")
