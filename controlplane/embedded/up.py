@@ -22,6 +22,7 @@ from controlplane.embedded.services import Deployment
 from controlplane.embedded.state import StateDirectory, StateUnusable
 from controlplane.embedded.supervisor import ServiceFailed, Supervisor
 from controlplane.embedded.valkey import ValkeyFailed
+from controlplane.keyfile import KeyFileUnusable, load_sealer
 from controlplane.settings import Settings
 
 _COLOURS = {"ready": 32, "stopped": 90, "was": 31, "ended": 31, "could": 31}
@@ -120,11 +121,12 @@ def main(arguments: list[str] | None = None) -> int:
         state = StateDirectory(path=settings.state_dir.absolute())
         state.prepare()
         with state.lock():
+            load_sealer(settings)  # makes the master key at the first start
             asyncio.run(run(Deployment(settings=settings, state=state), echo=chosen.verbose))
     except ValidationError as error:
         print(f"the configuration is not valid: {error}", file=sys.stderr)
         return 2
-    except (StateUnusable, ServiceFailed, PostgresFailed, ValkeyFailed) as error:
+    except (StateUnusable, KeyFileUnusable, ServiceFailed, PostgresFailed, ValkeyFailed) as error:
         print(f"bedplate up: {error}", file=sys.stderr)
         return 1
     return 0
