@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 from controlplane.core.sealing import KEY_BYTES, Sealer
@@ -48,8 +49,7 @@ def _make(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(os.urandom(KEY_BYTES))
@@ -58,7 +58,7 @@ def _make(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(partial, path)
     finally:
-        partial.unlink()
+        Path(partial).unlink()
     directory = os.open(path.parent, os.O_RDONLY)
     os.fsync(directory)
     os.close(directory)
