@@ -89,7 +89,26 @@ class Deployment:
         return [("migrate", python("controlplane.migrate"))]
 
     def programs(self) -> list[Service]:
-        return []
+        """Our own processes; the first to stop is the last here."""
+        api = self.settings.api
+        return [
+            self._program("api", is_ready=answers(api.listen, api.tls, "/readyz")),
+        ]
+
+    def _program(
+        self,
+        name: str,
+        module: str = "",
+        *,
+        is_ready: Callable[[], Coroutine[None, None, bool]] | None = None,
+    ) -> Service:
+        return Service(
+            name=name,
+            argv=python(module or f"controlplane.{name}"),
+            environment=self.environment(),
+            is_ready=is_ready,
+            stop_seconds=20,
+        )
 
     async def make_database(self) -> None:
         """Make the embedded server's database when it is missing."""

@@ -43,13 +43,14 @@ async def run(deployment: Deployment, *, echo: bool, announce: bool = True) -> N
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     began = time.monotonic()
+    is_first = not deployment.state.token_file.exists()
     base = Supervisor(deployment.stores(), log_directory=deployment.state.log_directory, report=say, echo=echo)
     rest = Supervisor(deployment.programs(), log_directory=deployment.state.log_directory, report=say, echo=echo)
     try:
         if await _unless(stop, _start(deployment, base, rest)):
             if announce:
                 say("bedplate", f"up in {time.monotonic() - began:.1f} s; stop it with Ctrl-C")
-                _tell(deployment)
+                _tell(deployment, is_first=is_first)
             await stop.wait()
         say("bedplate", "stopping")
     finally:
@@ -102,11 +103,13 @@ async def _once(deployment: Deployment, argv: tuple[str, ...], name: str) -> Non
     say(name, f"{words or 'done'} ({time.monotonic() - began:.1f} s)")
 
 
-def _tell(deployment: Deployment) -> None:
+def _tell(deployment: Deployment, *, is_first: bool) -> None:
     say("bedplate", f"API      {deployment.api_url}")
     if deployment.gateway_url:
         say("bedplate", f"gateway  {deployment.gateway_url}")
     say("bedplate", f"state    {deployment.state.path} (operator token: {deployment.state.token_file})")
+    if is_first and sys.stderr.isatty():  # a secret is shown to a person, never written to a log
+        say("bedplate", f"operator token, shown this once: {deployment.state.token_file.read_text().strip()}")
 
 
 def main(arguments: list[str] | None = None) -> int:
