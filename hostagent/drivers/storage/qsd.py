@@ -6,7 +6,6 @@ machine and then quitting aborts version 7.2. Formats are always named, never de
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from hostagent.drivers.machine.protocol import DiskTransport
 from hostagent.drivers.storage.protocol import StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitWanted
 from hostagent.lib.paths import Paths
+from hostagent.lib.program import run
 from hostagent.lib.qmp import QmpError, connect
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
@@ -27,6 +27,7 @@ READY_SECONDS = 20.0
 CREATE_SECONDS = 120.0
 EXPORT_GONE_SECONDS = 10.0
 DISK = "disk.qcow2"
+GROWN = "grown"
 
 
 class QsdStorage:
@@ -65,8 +66,10 @@ class QsdStorage:
         disk = plan.directory / DISK
         if not disk.exists():
             await self._create(plan, disk)
+        if self._is_outdated(plan) and not is_connected(export_path(plan.run_directory, plan.transport)):
+            await self.stop(plan.volume.id)
         await self._grow(plan, disk)
-        await self._export(plan)
+        await self._export(plan, disk)
         observed = await self.observe(plan.volume.id)
         assert observed is not None
         return observed
@@ -102,12 +105,18 @@ class QsdStorage:
         if plan.base is not None:
             _link_base(plan)
         for argv in self.render(plan).create:
-            await _run(argv)
-        os.chown(_fresh(disk), plan.uid, plan.gid)
+            await _image_tool(argv)
         _fresh(disk).chmod(0o600)
-        os.chown(plan.directory, plan.uid, plan.gid)
-        plan.directory.chmod(0o700)
         _fresh(disk).rename(disk)
+
+    def _is_outdated(self, plan: VolumePlan) -> bool:
+        """Whether the export is another machine's, or shows a size from before a growth."""
+        run_directory = plan.run_directory
+        if not run_directory.exists():
+            return False
+        other = "file" if plan.transport == "vhost_user_blk" else "vhost_user_blk"
+        is_others = run_directory.stat().st_uid != plan.uid or export_path(run_directory, other).exists()
+        return is_others or (run_directory / GROWN).exists()
 
     async def _grow(self, plan: VolumePlan, disk: Path) -> None:
         """A connected machine sees the new size after its next start (version 7.2 announces nothing)."""
@@ -118,25 +127,27 @@ class QsdStorage:
             return
         unit = await self.supervisor.observe(PREFIX + plan.volume.id)
         if unit is None or unit.state != "running":
-            await _run((IMG, "resize", "-q", "-f", "qcow2", str(disk), str(wanted)))
+            await _image_tool((IMG, "resize", "-q", "-f", "qcow2", str(disk), str(wanted)))
         elif is_connected(export_path(plan.run_directory, plan.transport)):
             async with connect(plan.run_directory / "qmp.sock") as qmp:
                 await qmp.execute("block_resize", {"node-name": "disk", "size": wanted})
+            (plan.run_directory / GROWN).touch()
         else:
             await self.stop(plan.volume.id)
-            await _run((IMG, "resize", "-q", "-f", "qcow2", str(disk), str(wanted)))
+            await _image_tool((IMG, "resize", "-q", "-f", "qcow2", str(disk), str(wanted)))
 
-    async def _export(self, plan: VolumePlan) -> None:
+    async def _export(self, plan: VolumePlan, disk: Path) -> None:
         unit = await self.supervisor.observe(PREFIX + plan.volume.id)
         path = export_path(plan.run_directory, plan.transport)
         if unit is not None and unit.state == "running" and path.exists():
             return
         await self.supervisor.remove(PREFIX + plan.volume.id)
         plan.run_directory.mkdir(parents=True, exist_ok=True)
-        for stale in (path, plan.run_directory / "qmp.sock", plan.run_directory / "pid"):
-            stale.unlink(missing_ok=True)
-        os.chown(plan.run_directory, plan.uid, plan.gid)
-        plan.run_directory.chmod(0o700)
+        for stale in plan.run_directory.iterdir():
+            stale.unlink()
+        for owned, mode in ((plan.run_directory, 0o700), (plan.directory, 0o700), (disk, 0o600)):
+            os.chown(owned, plan.uid, plan.gid)
+            owned.chmod(mode)
         if plan.transport == "file":
             path.touch(mode=0o600)
         rendered = self.render(plan)
@@ -242,21 +253,13 @@ def is_connected(path: Path) -> bool:
     return False
 
 
-async def _run(argv: tuple[str, ...]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
+async def _image_tool(argv: tuple[str, ...]) -> None:
     try:
-        async with asyncio.timeout(CREATE_SECONDS):
-            _, stderr = await process.communicate()
-    except (TimeoutError, asyncio.CancelledError):
-        process.kill()
-        await process.wait()
+        await run(*argv, deadline_seconds=CREATE_SECONDS)
+    except AgentError as error:
+        if "No space left" in error.message:
+            raise AgentError("disk.full", error.message) from error
         raise
-    if process.returncode:
-        text = stderr.decode(errors="replace").strip()
-        code = "disk.full" if "No space left" in text else "volume.create_failed"
-        raise AgentError(code, f"{Path(argv[0]).name} {argv[1]}: {text}")
 
 
 def _tail(path: Path, size: int = 500) -> str:
