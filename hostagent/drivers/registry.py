@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineDriver
 from hostagent.drivers.network.protocol import LinkDriver, RouteDriver
 from hostagent.drivers.storage.protocol import StorageDriver
 from hostagent.drivers.supervisor.protocol import SupervisorDriver
+from hostagent.lib.hostconfig import HostConfig
+from hostagent.lib.paths import Paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +42,50 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         links=FakeLinks(faults),
         routes=FakeRoutes(faults),
     )
+
+
+async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
+    """What this host has: a driver whose program is missing is not there, so a document that names it is refused."""
+    if config.drivers == "fake":
+        return fake_drivers()
+    from hostagent.drivers.network.links import LinkSet, RouteSet
+
+    below = _supervisor(paths, config)
+    machines = {driver.traits.name: driver for driver in _machines(paths, below)}
+    if config.machine_drivers:
+        machines = {name: driver for name, driver in machines.items() if name in config.machine_drivers}
+    return Drivers(
+        supervisor=below, machines=dict(machines), storages=_storages(paths, below), links=LinkSet(), routes=RouteSet()
+    )
+
+
+def _supervisor(paths: Paths, config: HostConfig) -> SupervisorDriver:
+    name = config.supervisor or ("systemd" if Path("/run/systemd/system").is_dir() else "plain")
+    if name == "systemd":
+        from hostagent.drivers.supervisor.systemd import SystemdSupervisor
+
+        return SystemdSupervisor()
+    from hostagent.drivers.supervisor.plain import PlainSupervisor
+
+    return PlainSupervisor(paths.run)
+
+
+def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
+    from hostagent.drivers.machine import qemu_command
+
+    machines: list[MachineDriver] = []
+    if os.access(qemu_command.PROGRAM, os.X_OK):
+        from hostagent.drivers.machine.kvm import tsc_khz
+        from hostagent.drivers.machine.qemu import QemuMachine
+
+        kvm_groups = (Path("/dev/kvm").stat().st_gid,) if Path("/dev/kvm").exists() else ()
+        machines.append(QemuMachine(below, paths, tsc_khz=tsc_khz(), kvm_groups=kvm_groups))
+    return machines
+
+
+def _storages(paths: Paths, below: SupervisorDriver) -> dict[str, StorageDriver]:
+    from hostagent.drivers.storage import qsd
+
+    if not os.access(qsd.DAEMON, os.X_OK):
+        return {}
+    return {"qsd": qsd.QsdStorage(below, paths)}

@@ -1,11 +1,11 @@
 """The plain supervisor's daemon: pid 1 of a host without systemd (a lab host), or a service of such a host.
 
-`python -m hostagent.drivers.supervisor.init --run /run/bedplate --units /etc/bedplate/units.d`
+`python -m hostagent.drivers.supervisor.init --run /run/bedplate [--units DIRECTORY]`
 
 It starts named units, reaps everything, and answers one JSON line per JSON line on `<run>/supervisor.sock` (root only):
 `{"op": "apply", "unit": {…}}`, `{"op": "observe" | "remove", "name": …}`, `{"op": "names"}`; the answer is
-`{"ok": true, …}` or `{"ok": false, "code", "message"}`. Units found as JSON files in the units directory start with the
-daemon and may say `"restart": "always"`.
+`{"ok": true, …}` or `{"ok": false, "code", "message"}`. Units found as JSON files
+in the units directory, if one is named, start with the daemon and may say `"restart": "always"`.
 
 The one rule: a unit outlives this daemon where it can. What runs is written down in `<run>/supervisor/`, so a daemon that
 was restarted watches its units again by pidfd (their exit codes are then unknown); as pid 1 its end is the host's end.
@@ -184,7 +184,7 @@ def _is_allowed(connection: socket.socket) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bedplate-init", description="The plain supervisor.")
     parser.add_argument("--run", type=Path, default=Path("/run/bedplate"))
-    parser.add_argument("--units", type=Path, default=Path("/etc/bedplate/units.d"))
+    parser.add_argument("--units", type=Path)
     options = parser.parse_args(arguments)
     asyncio.run(Init(options.run, options.units).main())
     return 0
