@@ -51,6 +51,7 @@ class GatewaySettings(Section):
 class WorkerSettings(Section):
     processes: int = Field(default=1, ge=1, le=64, description="Worker processes that `bedplate up` starts.")
     max_steps_in_flight: int = Field(default=64, ge=1, le=1000, description="Steps one worker process runs at a time.")
+    metrics_listen: str = Field(default="", description="Address and port of a worker's /metrics; empty: none.")
 
 
 def default_state_dir() -> Path:

@@ -15,7 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from controlplane.kernel.publish import NoPublisher, Publisher
+from controlplane.kernel import sql
+from controlplane.kernel.publish import CeleryPublisher, NoPublisher, Publisher
 
 DUE = "bedplate.due"  # session.info: the runs nudged in this transaction, as (run id, shard)
 _PUBLISHER = "bedplate.publisher"
@@ -58,7 +59,8 @@ class Database:
     async def open(cls, url: str, *, pool_size: int = 10, publisher: Publisher | None = None) -> Self:
         """Connect. `url` is `postgresql://…` (also `?host=/socket/directory`); raises what asyncpg raises.
 
-        Each of the two pools grows up to `pool_size` connections, on demand.
+        Each of the two pools grows up to `pool_size` connections, on demand. A CeleryPublisher given here falls back to
+        NOTIFY on this database; whoever made it closes it.
         """
         publisher = publisher or NoPublisher()
         pool = await asyncpg.create_pool(url, min_size=1, max_size=pool_size, connection_class=_Connection)
@@ -68,7 +70,14 @@ class Database:
         sessionmaker = async_sessionmaker(
             engine, expire_on_commit=False, sync_session_class=KernelSession, info={_PUBLISHER: publisher}
         )
-        return cls(url=url, pool=pool, engine=engine, sessionmaker=sessionmaker, publisher=publisher)
+        database = cls(url=url, pool=pool, engine=engine, sessionmaker=sessionmaker, publisher=publisher)
+        if isinstance(publisher, CeleryPublisher):
+            publisher.attach(database.notify)
+        return database
+
+    async def notify(self, payload: str) -> None:
+        """NOTIFY the workers, `<shard> <run id>`: the way out when Redis is away."""
+        await self.pool.execute(sql.NOTIFY_RUN_DUE, payload)
 
     async def close(self) -> None:
         await self.engine.dispose()

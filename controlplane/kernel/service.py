@@ -14,7 +14,7 @@ import asyncpg
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core import json
-from controlplane.core.ids import Kind, new_id
+from controlplane.core.ids import Kind, is_id, new_id
 from controlplane.core.json import Json
 from controlplane.kernel import sql
 from controlplane.kernel.database import DUE
@@ -45,12 +45,14 @@ def _nudge(where: Where, run_id: str, shard: int) -> None:
 async def start(where: Where, program: str, subject: str, *, host_id: str | None = None, traceparent: str | None = None) -> str:
     """Make sure that an unfinished run of `program` for `subject` exists, and return its id.
 
-    Idempotent: one that exists is told by a signal `start` to look again. `host_id` puts a new run on its host's shard.
+    Idempotent: one that exists is told by a signal `start` to look again. `host_id` puts a new run on its host's shard
+    (a subject that is a host is there anyway).
     """
     await fetch(where, sql.LOCK_TO_SIGNAL, program, subject)
     while True:
         run_id = new_id(Kind.RUN)
-        rows = await fetch(where, sql.START, run_id, program, subject, shard_of(host_id or run_id), traceparent)
+        key = host_id or (subject if is_id(subject, Kind.HOST) else run_id)
+        rows = await fetch(where, sql.START, run_id, program, subject, shard_of(key), traceparent)
         if rows:  # none: another transaction made it between the look and the insert
             break
     run_id, shard, is_new = rows[0]

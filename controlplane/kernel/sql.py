@@ -44,10 +44,10 @@ WITH candidate AS (
     FOR NO KEY UPDATE OF run SKIP LOCKED
 )"""
 
-# $2 one less than the first lease number, $3 {program: {step: seconds it may take}} (`start` is the first step's other name).
+# $2 the first lease number, $3 {program: {step: seconds it may take}} (`start` is the first step's other name).
 # The retry is scheduled here, by full jitter, even if we die: up to 1, 2, 4 … 60 seconds.
 _CLAIM = """
-, numbered AS (SELECT id, asked, $2::bigint + row_number() OVER () AS lease FROM due
+, numbered AS (SELECT id, asked, $2::bigint - 1 + row_number() OVER () AS lease FROM due
 ), claimed AS (
     UPDATE run SET
         lease = numbered.lease,
@@ -231,6 +231,8 @@ WITH RECURSIVE family (id) AS (
 )
 SELECT id, shard FROM addressed"""
 
+UNFINISHED_SUBJECTS = "SELECT subject FROM run WHERE program = $1 AND finished_at IS NULL"
+
 SHARDS_OF = "SELECT id, shard FROM run WHERE id = ANY ($1::text[])"
 
 RUN_DUE_CHANNEL = "bedplate_run_due"
@@ -272,6 +274,8 @@ WHERE subject = $1 AND code = $2 AND run_id IS NULL AND resolved_at IS NULL"""
 # Shards: a lease of 10 s looked after every 2.5 s, so that a dead worker's shards are taken over within 15 s.
 MAKE_SHARDS = "INSERT INTO shard (id) SELECT generate_series(0, 63) ON CONFLICT DO NOTHING"
 
+HAS_SHARDS = "SELECT count(*) > 0 FROM shard"
+
 BE_PRESENT = """
 INSERT INTO worker_presence (worker, present_until) VALUES ($1, now() + interval '10 seconds')
 ON CONFLICT (worker) DO UPDATE SET present_until = excluded.present_until"""
@@ -295,6 +299,8 @@ UPDATE shard SET worker = $1, lease_until = now() + interval '10 seconds' WHERE 
 LEAVE = """
 WITH gone AS (DELETE FROM worker_presence WHERE worker = $1 OR present_until < now() - interval '1 hour')
 UPDATE shard SET worker = NULL, lease_until = NULL WHERE worker = $1"""
+
+IS_ANYONE_PRESENT = "SELECT count(*) > 0 FROM worker_presence WHERE present_until > now()"
 
 # What ended long ago is forgotten: $1 days.
 PRUNE = """

@@ -70,8 +70,18 @@ class Written:
     is_urgent: bool = False
 
 
+class _Refused(Exception):
+    """A run may not end now: a signal it has not seen is there, or is being sent."""
+
+    def __init__(self, outcome: Done) -> None:
+        self.outcome = outcome
+        super().__init__()
+
+
 @dataclass(slots=True, kw_only=True)
 class Work:
+    """Its methods raise LeaseLost when another worker holds the run."""
+
     database: Database
     run_id: str
     program: str
@@ -131,6 +141,9 @@ class Work:
                 yield tx
                 written = await self.end(connection, tx.outcome)
                 await connection.execute("COMMIT")
+            except _Refused as refused:
+                await connection.execute("ROLLBACK")
+                written = await self._put_back(connection, refused)
             except BaseException:
                 if connection.is_in_transaction():
                     await connection.execute("ROLLBACK")
@@ -148,9 +161,13 @@ class Work:
                 yield tx
                 await session.flush()
                 nudged: dict[tuple[str, int], None] = session.info.pop(DUE, {})
-                written = await self.end(raw, tx.outcome)
-                await connection.commit()
-        self.due |= nudged
+                try:
+                    written = await self.end(raw, tx.outcome)
+                    await connection.commit()
+                    self.due |= nudged
+                except _Refused as refused:
+                    await connection.rollback()
+                    written = await self._put_back(raw, refused)
         self._committed(written)
 
     def _committed(self, written: Written | None) -> None:
@@ -182,10 +199,12 @@ class Work:
             elif isinstance(outcome, Wait) and not self.words and not self.signals:
                 written = await self._settle(connection, outcome)
             else:
-                async with connection.transaction():
-                    if await connection.fetchval(sql.FENCE, self.run_id, self.lease) is None:
-                        raise LeaseLost(self.run_id)
-                    written = await self.end(connection, outcome)
+                try:
+                    async with connection.transaction():
+                        self._require_lease(await connection.fetchval(sql.FENCE, self.run_id, self.lease) is not None)
+                        written = await self.end(connection, outcome)
+                except _Refused as refused:
+                    written = await self._put_back(connection, refused)
         self._committed(written)
 
     async def end(self, connection: Connection, outcome: Outcome | None) -> Written | None:
@@ -248,10 +267,16 @@ class Work:
         if await connection.fetchval(sql.LOCK_TO_FINISH, self.program, self.subject):
             row = await connection.fetchrow(sql.FINISH, self.run_id, self.lease, result, self.step)
         if row is None:
-            await connection.execute(sql.PUT_BACK, self.run_id, self.lease, self.step)
-            return Written(outcome=outcome, is_refused=True, is_urgent=True)
+            raise _Refused(outcome)
         await self._tell([(run_id,) for run_id in row["told"] or ()], connection)
         return Written(outcome=outcome)
+
+    async def _put_back(self, connection: Connection, refused: _Refused) -> Written:
+        """The end was refused, and all that was said or done with it was rolled back: the step is run again."""
+        self.memo_to_store = None
+        self.due.clear()
+        await connection.execute(sql.PUT_BACK, self.run_id, self.lease, self.step)
+        return Written(outcome=refused.outcome, is_refused=True, is_urgent=True)
 
     async def park(self, code: str, detail: str) -> Written:
         async with self.database.pool.acquire() as connection:
