@@ -44,7 +44,16 @@ class ApiSettings(Section):
 class GatewaySettings(Section):
     listen: str = Field(default="127.0.0.1:8800", description="Address and port of the OpenAI-compatible gateway.")
     max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Largest request body.")
-    instance: str = Field(default="gw0", description="Name of this gateway in metering records; unique among live gateways.")
+    instance: str = Field(
+        default="gw0",
+        pattern="^[a-z0-9][a-z0-9-]{0,62}$",
+        description="Name of this gateway in metering records; unique among live gateways.",
+    )
+    requests_per_minute: int = Field(default=60_000, ge=1, description="Limit for keys that have none of their own.")
+    tokens_per_minute: int = Field(default=60_000_000, ge=1, description="Limit for keys that have none of their own.")
+    journal_sync_ms: int = Field(
+        default=100, ge=0, description="How often the usage journal is synced to disk: what a power cut may cost. 0 = never."
+    )
     tls: TlsSettings = TlsSettings()
 
 

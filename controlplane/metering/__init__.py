@@ -1,0 +1,1 @@
+"""What was used, written where it cannot be lost: a local journal first, PostgreSQL in batches after."""

@@ -1,0 +1,330 @@
+"""One request at a replica: connect, wait, pass the answer on byte for byte, account for it, let go.
+
+The one rule: every way out (done, refused, died, timed out, client gone) passes `finally`, where the replica is let go, the
+account is closed and the reservation settled. Another replica is tried only when one could not be connected to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import time
+from dataclasses import dataclass
+
+import aiohttp
+
+from controlplane.core import json
+from controlplane.gateway import problem
+from controlplane.gateway.body import Asked, prepare
+from controlplane.gateway.call import Call, Header
+from controlplane.gateway.directory import ReplicaEntry, RouteEntry, Target
+from controlplane.gateway.limit import Buckets
+from controlplane.gateway.meter import Meter
+from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.problem import Problem
+from controlplane.gateway.routing import Router
+from controlplane.gateway.stream import EventStream, UsageForm
+from controlplane.metering.journal import Journal
+from controlplane.metering.record import Outcome
+
+log = logging.getLogger(__name__)
+
+STREAM_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_KEPT_BACK = frozenset(
+    b"authorization cookie host content-length accept-encoding connection keep-alive proxy-authenticate proxy-authorization"
+    b" proxy-connection te trailer transfer-encoding upgrade x-api-key api-key x-request-id expect".split()
+)
+_SEND_AT_ONCE_BYTES = 1 << 20
+_PARSE_BYTES = 32 << 20
+_ERROR_BYTES = 1 << 20
+_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What exchanges share: made once by the process."""
+
+    session: aiohttp.ClientSession
+    router: Router
+    journal: Journal
+    metrics: Metrics
+
+
+class Exchange:
+    def __init__(self, means: Means, call: Call, route: RouteEntry, asked: Asked, body: bytes, *, reserved_tokens: int) -> None:
+        self._means = means
+        self._call = call
+        self._route = route
+        self._asked = asked
+        self._body = body
+        self._reserved = reserved_tokens
+        self._meter: Meter | None = None
+        self._phase_name = "total"
+        self._scope = asyncio.timeout(None)
+
+    async def run(self) -> None:
+        """Answer the call. Raises Problem; cancelled when the client has left."""
+        try:
+            for target, replica in self._means.router.choices(self._route):
+                if await self._attempt(target, replica):
+                    return
+            if self._call.attempts:
+                raise problem.upstream_error(f"none of {self._call.attempts} replicas could be connected to")
+            raise problem.no_ready_replicas(self._route.name, is_starting=self._route.is_starting)
+        except Problem as failure:
+            self._close(Outcome.TIMED_OUT if failure.type == "timeout_error" else self._outcome_of_failure(), failure.status)
+            raise
+        except asyncio.CancelledError:
+            self._close(Outcome.CLIENT_CLOSED, 499)
+            raise
+        finally:
+            self._close(Outcome.UPSTREAM_DIED, 500)
+            self._settle()
+
+    def _outcome_of_failure(self) -> Outcome:
+        return Outcome.UPSTREAM_DIED if self._meter is not None and self._meter.has_prefill else Outcome.REFUSED
+
+    async def _attempt(self, target: Target, replica: ReplicaEntry) -> bool:
+        """Whether the call was answered; False = this replica could not be connected to and saw nothing of it."""
+        call, router = self._call, self._means.router
+        call.attempts += 1
+        call.chosen_at = time.monotonic()
+        call.served_by = replica.short_id.encode()
+        meter = self._open(target, replica)
+        router.enter(replica.id)
+        self._scope = asyncio.timeout(None)
+        try:
+            async with self._scope:
+                return await self._exchange(target, replica, meter)
+        except TimeoutError as error:
+            if not self._scope.expired():
+                raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+            limits = self._route.timeouts
+            seconds = {"ttft": limits.first_token, "idle": limits.idle, "total": limits.total}[self._phase_name]
+            raise problem.timed_out(self._phase_name, seconds) from error
+        finally:
+            router.leave(replica.id)
+
+    async def _exchange(self, target: Target, replica: ReplicaEntry, meter: Meter) -> bool:
+        is_metered_stream = self._asked.is_stream and self._call.path != "/v1/embeddings"
+        body = prepare(
+            self._body,
+            self._asked,
+            served_model_id=target.served_model_id,
+            has_continuous_usage=target.has_continuous_usage,
+            is_metered_stream=is_metered_stream,
+        )
+        self._phase("ttft" if self._asked.is_stream else "total")
+        try:
+            response = await self._means.session.post(
+                replica.base_url + self._call.path,
+                data=body if len(body) < _SEND_AT_ONCE_BYTES else io.BytesIO(body),
+                headers=self._upstream_headers(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._route.timeouts.connect),
+                allow_redirects=False,
+            )
+        except _NOT_CONNECTED as error:
+            log.warning("cannot connect to replica %s at %s: %s", replica.id, replica.base_url, error)
+            return False
+        except (aiohttp.ClientError, OSError) as error:
+            raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+        try:
+            if response.status != 200:
+                await self._refused(response, replica)
+            elif is_metered_stream and response.content_type == "text/event-stream":
+                await self._stream(response, target, replica, meter)
+            else:
+                await self._plain(response, replica, meter)
+        finally:
+            response.close() if not response.content.is_eof() else response.release()
+        return True
+
+    def _upstream_headers(self) -> list[tuple[str, str]]:
+        named = {name.strip().lower() for value in [self._call.header(b"connection") or b""] for name in value.split(b",")}
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in self._call.request_headers
+            if name not in _KEPT_BACK and name not in named
+        ]
+        return [*headers, ("accept-encoding", "identity"), ("x-request-id", self._call.request_id.decode())]
+
+    async def _refused(self, response: aiohttp.ClientResponse, replica: ReplicaEntry) -> None:
+        """Pass a 4xx on unchanged; keep the words of a 5xx in our log."""
+        body = b""
+        try:
+            body = await response.content.read(_ERROR_BYTES)
+        except (aiohttp.ClientError, OSError) as error:
+            raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+        said = f"{replica.base_url} answered {response.status}: {body[:500]!r}"
+        if response.status == 503:
+            raise problem.overloaded(response.headers.get("retry-after", "").encode() or None, said)
+        if response.status == 501:
+            raise problem.not_supported(self._route.name, said)
+        if not 400 <= response.status < 500 or response.status in (401, 403, 407):
+            raise problem.upstream_error(said)
+        if response.content_type != "application/json":
+            raise problem.engine_refused(response.status, body)
+        headers: list[Header] = [(b"content-type", b"application/json")]
+        headers += [
+            (name, response.headers[name.decode()].encode())
+            for name in (b"retry-after", b"retry-after-ms")
+            if name.decode() in response.headers
+        ]
+        if response.status not in (408, 409, 429):
+            headers.append((b"x-should-retry", b"false"))
+        self._close(Outcome.REFUSED, response.status)
+        await self._call.answer(response.status, headers, body)
+
+    async def _plain(self, response: aiohttp.ClientResponse, replica: ReplicaEntry, meter: Meter) -> None:
+        """A whole answer. Up to 1 MiB it goes out at once; a larger one flows, its last part after the account is closed."""
+        call = self._call
+        kind = response.headers.get("content-type", "application/json").encode()
+        parts: list[bytes] = []
+        size = 0
+        last = b""
+        meter.has_prefill = True
+        try:
+            while data := await response.content.readany():
+                size += len(data)
+                if size <= _PARSE_BYTES:
+                    parts.append(data)
+                if size > _SEND_AT_ONCE_BYTES and not call.is_started:
+                    length = [(b"content-length", str(response.content_length).encode())] if response.content_length else []
+                    await call.start(200, [(b"content-type", kind), *length])
+                    last = b"".join(parts)
+                elif call.is_started:
+                    await call.body(last, more=True)
+                    last = data
+        except (aiohttp.ClientError, OSError) as error:
+            raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+        whole = b"".join(parts)
+        _read_usage(meter, whole if size <= _PARSE_BYTES else b"")
+        self._close(Outcome.COMPLETED, 200)
+        if call.is_started:
+            await call.body(last, more=False)
+        else:
+            await call.answer(200, [(b"content-type", kind)], whole)
+
+    async def _stream(self, response: aiohttp.ClientResponse, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
+        """Pass events on as they come. The status goes out with the first of them, so that an early death keeps its code."""
+        call = self._call
+        events = EventStream(_usage_form(self._asked), is_running_total=target.has_continuous_usage)
+        meter.tokens = events.tokens
+        meter.has_prefill = True
+        while data := await self._next(response, replica):
+            ready = events.feed(data)
+            now = time.monotonic()
+            if events.has_tokens and meter.first_token_at is None:
+                meter.first_token_at = now
+            if events.is_done:
+                self._close(Outcome.COMPLETED, 200)
+            else:
+                meter.progress(now)
+            if ready:
+                if not call.is_started:
+                    await call.start(200, [*STREAM_HEADERS])
+                await call.body(ready, more=True)
+            self._phase("idle" if call.is_started else "ttft")
+        if not events.is_done:
+            raise self._interrupted(f"{replica.base_url} ended the stream without [DONE]")
+        await call.body(events.rest(), more=False)
+
+    async def _next(self, response: aiohttp.ClientResponse, replica: ReplicaEntry) -> bytes:
+        """What has arrived; empty at the end. An error after `[DONE]` is an end like any other."""
+        try:
+            return await response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            if self._meter is not None and self._meter.closing is not None:
+                return b""
+            raise self._interrupted(f"{replica.base_url}: {error!r}") from error
+
+    def _interrupted(self, said: str) -> Problem:
+        return problem.stream_interrupted(said) if self._call.is_started else problem.upstream_error(said)
+
+    def _phase(self, name: str) -> None:
+        """From now on the request must move within the phase's time, and in all within the total time."""
+        limits = self._route.timeouts
+        now = time.monotonic()
+        seconds = {"ttft": limits.first_token, "idle": limits.idle, "total": limits.total}[name]
+        end = self._call.arrived + limits.total
+        self._phase_name = name if now + seconds < end else "total"
+        self._scope.reschedule(asyncio.get_running_loop().time() + min(seconds, end - now))
+
+    def _open(self, target: Target, replica: ReplicaEntry) -> Meter:
+        """The account of this call, opened at its first attempt; raises Problem 503 when it cannot be written."""
+        call = self._call
+        if self._meter is None:
+            assert call.key is not None
+            try:
+                opening = self._means.journal.open(
+                    project_id=call.key.project_id,
+                    key_id=call.key.id,
+                    model=self._route.name,
+                    endpoint_id=target.endpoint_id,
+                    replica_id=replica.id,
+                    request_id=call.request_id.decode(),
+                    path=call.path,
+                    is_stream=self._asked.is_stream,
+                    prompt_estimate=estimate_prompt(self._body),
+                )
+            except OSError as error:
+                raise problem.cannot_account(repr(error)) from error
+            self._meter = Meter(self._means.journal, opening, call.arrived)
+        self._meter.endpoint_id, self._meter.replica_id = target.endpoint_id, replica.id
+        self._meter.attempts = call.attempts
+        return self._meter
+
+    def _close(self, outcome: Outcome, status: int) -> None:
+        if self._meter is None:
+            return
+        try:
+            self._meter.close(outcome, status)
+        except OSError:
+            log.exception("cannot close the usage record of request %s; it will settle as estimated", self._call.request_id)
+
+    def _settle(self) -> None:
+        """Turn the reservation into what was used, and count it."""
+        buckets, meter = self._call.buckets, self._meter
+        used = 0
+        if meter is not None and meter.closing is not None:
+            closing = meter.closing
+            used = closing.prompt_tokens + closing.completion_tokens
+            tokens = self._means.metrics.tokens
+            tokens.labels(self._route.name, "prompt").inc(closing.prompt_tokens)
+            tokens.labels(self._route.name, "completion").inc(closing.completion_tokens)
+            self._observe(meter)
+        if isinstance(buckets, Buckets):
+            buckets.tokens.take(used - self._reserved, time.monotonic())
+
+    def _observe(self, meter: Meter) -> None:
+        if meter.first_token_at is None:
+            return
+        self._means.metrics.ttft.observe(meter.first_token_at - self._call.arrived)
+        if meter.tokens.completion > 1:
+            self._means.metrics.tpot.observe((time.monotonic() - meter.first_token_at) / (meter.tokens.completion - 1))
+
+
+def estimate_prompt(body: bytes) -> int:
+    """Tokens of a prompt nobody has counted yet: four bytes a token."""
+    return max(1, len(body) // 4)
+
+
+def _usage_form(asked: Asked) -> UsageForm:
+    if asked.wants_usage:
+        return UsageForm.VERBATIM if asked.wants_continuous_usage else UsageForm.AT_END
+    return UsageForm.NONE
+
+
+def _read_usage(meter: Meter, body: bytes) -> None:
+    try:
+        document = json.loads(body) if body else None
+    except ValueError:
+        document = None
+    usage = document.get("usage") if isinstance(document, dict) else None
+    if isinstance(usage, dict):
+        meter.tokens.read(usage)

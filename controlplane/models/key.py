@@ -1,0 +1,35 @@
+"""Keys of applications for the gateway. The one rule: the secret itself is nowhere; its SHA-256 is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, mapped_column
+
+from controlplane.models.base import Base, Versioned
+
+
+class Key(Versioned, Base):
+    """`models` None = every model of the project. A revoked key stays as a row, for the usage that names it."""
+
+    __tablename__ = "key"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
+    name: Mapped[str]
+    secret_sha256: Mapped[bytes] = mapped_column(unique=True)
+    hint: Mapped[str]
+    models: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256_form"),
+        CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name="name_is_dns_label"),
+        CheckConstraint("requests_per_minute > 0 AND tokens_per_minute > 0", name="limits_positive"),
+        Index("key_live_name_key", "project_id", "name", unique=True, postgresql_where="revoked_at IS NULL"),
+    )
