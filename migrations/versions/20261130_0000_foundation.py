@@ -55,6 +55,13 @@ def upgrade() -> None:
     op.create_index("event_project_id_position_idx", "event", ["project_id", "position"], unique=False)
     op.create_index("event_unpublished_idx", "event", ["sequence"], unique=False, postgresql_where="position IS NULL")
     op.create_table(
+        "gateway_version",
+        sa.Column("topic", sa.Text(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("topic IN ('keys', 'routes')", name=op.f("gateway_version_topic_known")),
+        sa.PrimaryKeyConstraint("topic", name=op.f("gateway_version_pkey")),
+    )
+    op.create_table(
         "host",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -305,11 +312,98 @@ def upgrade() -> None:
     op.create_index("signal_seen_idx", "signal", ["run_id"], unique=False, postgresql_where=sa.text("seen_at IS NOT NULL"))
     op.create_index("signal_unseen_idx", "signal", ["run_id"], unique=False, postgresql_where=sa.text("seen_at IS NULL"))
     op.create_table(
+        "usage_hour",
+        sa.Column("hour", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("estimated_requests", sa.BigInteger(), nullable=False),
+        sa.Column("unbilled_requests", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("hour", "project_id", "key_id", "model", name=op.f("usage_hour_pkey")),
+    )
+    op.create_table(
+        "usage_record",
+        sa.Column("day", sa.Date(), nullable=False),
+        sa.Column("gateway", sa.Text(), nullable=False),
+        sa.Column("segment", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("sequence", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("endpoint_id", sa.Text(), nullable=False),
+        sa.Column("replica_id", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("is_stream", sa.Boolean(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("status", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("is_estimated", sa.Boolean(), nullable=False),
+        sa.Column("is_billable", sa.Boolean(), nullable=False),
+        sa.Column("attempts", sa.BigInteger(), nullable=False),
+        sa.Column("first_token_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint("outcome <> 'gateway_died' OR is_estimated", name=op.f("usage_record_settled_is_estimated")),
+        sa.CheckConstraint(
+            "outcome IN ('completed', 'client_closed', 'upstream_died', 'refused', 'timed_out', 'gateway_died')",
+            name=op.f("usage_record_outcome_known"),
+        ),
+        sa.CheckConstraint("ended_at >= started_at", name=op.f("usage_record_ends_after_start")),
+        sa.CheckConstraint(
+            "prompt_tokens >= 0 AND completion_tokens >= 0 AND cached_tokens >= 0",
+            name=op.f("usage_record_tokens_not_negative"),
+        ),
+        sa.PrimaryKeyConstraint("day", "gateway", "segment", "sequence", name=op.f("usage_record_pkey")),
+        postgresql_partition_by="RANGE (day)",
+    )
+    op.create_index(op.f("usage_record_project_id_started_at_idx"), "usage_record", ["project_id", "started_at"], unique=False)
+    op.create_table(
         "worker_presence",
         sa.Column("worker", sa.Text(), nullable=False),
         sa.Column("present_until", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("worker", name=op.f("worker_presence_pkey")),
     )
+    op.create_table(
+        "endpoint",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("description", sa.Text(), server_default="", nullable=False),
+        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("spec", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("network_id", sa.Text(), nullable=True),
+        sa.Column("replicas", sa.BigInteger(), nullable=False),
+        sa.Column("isolation", sa.Text(), server_default="auto", nullable=False),
+        sa.Column("vcpus", sa.BigInteger(), nullable=False),
+        sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("state", sa.Text(), server_default="active", nullable=False),
+        sa.Column("ready_replicas", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("shortage", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("endpoint_deleting_has_time")),
+        sa.CheckConstraint("isolation IN ('auto', 'vm', 'container')", name=op.f("endpoint_isolation_known")),
+        sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("endpoint_name_is_dns_label")),
+        sa.CheckConstraint("state IN ('active', 'deleting')", name=op.f("endpoint_state_known")),
+        sa.CheckConstraint("observed_generation <= generation", name=op.f("endpoint_observed_not_ahead")),
+        sa.CheckConstraint("ready_replicas >= 0", name=op.f("endpoint_ready_not_negative")),
+        sa.CheckConstraint("replicas BETWEEN 0 AND 1000", name=op.f("endpoint_replicas_range")),
+        sa.CheckConstraint("vcpus > 0 AND memory_bytes > 0", name=op.f("endpoint_shape_positive")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("endpoint_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("endpoint_pkey")),
+    )
+    op.create_index(op.f("endpoint_project_id_name_idx"), "endpoint", ["project_id", "name"], unique=True)
     op.create_table(
         "image_copy",
         sa.Column("id", sa.Text(), nullable=False),
@@ -340,6 +434,30 @@ def upgrade() -> None:
     )
     op.create_index(op.f("image_file_sha256_idx"), "image_file", ["sha256"], unique=False)
     op.create_table(
+        "key",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("secret_sha256", sa.LargeBinary(), nullable=False),
+        sa.Column("hint", sa.Text(), nullable=False),
+        sa.Column("models", postgresql.ARRAY(sa.Text()), nullable=True),
+        sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
+        sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("key_name_is_dns_label")),
+        sa.CheckConstraint("octet_length(secret_sha256) = 32", name=op.f("key_secret_sha256_form")),
+        sa.CheckConstraint("requests_per_minute > 0 AND tokens_per_minute > 0", name=op.f("key_limits_positive")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("key_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("key_pkey")),
+        sa.UniqueConstraint("secret_sha256", name=op.f("key_secret_sha256_key")),
+    )
+    op.create_index("key_live_name_key", "key", ["project_id", "name"], unique=True, postgresql_where="revoked_at IS NULL")
+    op.create_table(
         "reservation",
         sa.Column("subject_id", sa.Text(), nullable=False),
         sa.Column("host_id", sa.Text(), nullable=False),
@@ -350,6 +468,21 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("subject_id", name=op.f("reservation_pkey")),
     )
     op.create_index(op.f("reservation_host_id_idx"), "reservation", ["host_id"], unique=False)
+    op.create_table(
+        "route",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("timeouts", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("name ~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$'", name=op.f("route_name_form")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("route_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("route_pkey")),
+    )
+    op.create_index(op.f("route_project_id_name_idx"), "route", ["project_id", "name"], unique=True)
     op.create_table(
         "token",
         sa.Column("id", sa.Text(), nullable=False),
@@ -372,4 +505,41 @@ def upgrade() -> None:
     )
     op.create_index("token_name_key", "token", ["name"], unique=True, postgresql_where="revoked_at IS NULL")
     op.create_index(op.f("token_project_id_idx"), "token", ["project_id"], unique=False)
+    op.create_table(
+        "replica",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("endpoint_id", sa.Text(), nullable=False),
+        sa.Column("vm_id", sa.Text(), nullable=True),
+        sa.Column("state", sa.Text(), server_default="starting", nullable=False),
+        sa.Column("base_url", sa.Text(), nullable=True),
+        sa.Column("ready_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("failure", sa.Text(), server_default="", nullable=False),
+        sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("replica_deleting_has_time")),
+        sa.CheckConstraint(
+            "(state = 'ready') <= (base_url IS NOT NULL AND ready_at IS NOT NULL)", name=op.f("replica_ready_has_address")
+        ),
+        sa.CheckConstraint("base_url ~ '^http://'", name=op.f("replica_base_url_form")),
+        sa.CheckConstraint("state IN ('starting', 'ready', 'unhealthy', 'deleting')", name=op.f("replica_state_known")),
+        sa.ForeignKeyConstraint(["endpoint_id"], ["endpoint.id"], name=op.f("replica_endpoint_id_fkey")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("replica_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("replica_pkey")),
+    )
+    op.create_index(op.f("replica_endpoint_id_idx"), "replica", ["endpoint_id"], unique=False)
+    op.create_table(
+        "route_target",
+        sa.Column("route_id", sa.Text(), nullable=False),
+        sa.Column("endpoint_id", sa.Text(), nullable=False),
+        sa.Column("weight", sa.BigInteger(), server_default="1", nullable=False),
+        sa.CheckConstraint("weight BETWEEN 0 AND 1000", name=op.f("route_target_weight_range")),
+        sa.ForeignKeyConstraint(["endpoint_id"], ["endpoint.id"], name=op.f("route_target_endpoint_id_fkey")),
+        sa.ForeignKeyConstraint(["route_id"], ["route.id"], name=op.f("route_target_route_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("route_id", "endpoint_id", name=op.f("route_target_pkey")),
+    )
+    op.create_index(op.f("route_target_endpoint_id_idx"), "route_target", ["endpoint_id"], unique=False)
     # ### end Alembic commands ###
