@@ -45,9 +45,12 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
 
 
 async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
-    """What this host has: a driver whose program is missing is not there, so a document that names it is refused."""
+    """What this host has: a driver whose program is missing is not there, so a document that names it is refused.
+
+    `drivers = "fake"` in host.toml (tests) starts processes that only sleep.
+    """
     if config.drivers == "fake":
-        return fake_drivers()
+        return fake_drivers(None if config.supervisor == "fake" else _supervisor(paths, config))
     from hostagent.drivers.network.links import LinkSet, RouteSet
 
     below = _supervisor(paths, config)
