@@ -5,15 +5,15 @@ The one rule: this process cannot reach a host; `guard` refuses the import of an
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
-from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.middleware import Middleware
 
 from controlplane import resources
@@ -23,12 +23,8 @@ from controlplane.api.middleware import Ring
 from controlplane.api.openapi import document
 from controlplane.core.clock import Clock, SystemClock
 from controlplane.core.sealing import Sealer
+from controlplane.events.feed import EventFeed
 from controlplane.settings import Settings
-
-
-async def publish_nothing(session: AsyncSession) -> None:
-    """Stands in where no kernel is wired: the sweep finds the work."""
-    del session
 
 
 def routers() -> list[APIRouter]:
@@ -47,16 +43,20 @@ def create_app(
     *,
     sealer: Sealer,
     clock: Clock | None = None,
-    publish: Callable[[AsyncSession], Awaitable[None]] = publish_nothing,
 ) -> FastAPI:
     """The application; the caller owns `database` and closes it afterwards."""
     registry = CollectorRegistry()
-    services = Services(settings=settings, database=database, sealer=sealer, clock=clock or SystemClock(), publish=publish)
+    feed = EventFeed(database)
+    services = Services(settings=settings, database=database, sealer=sealer, clock=clock or SystemClock(), events=feed)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app
-        yield
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(feed.run())
+            yield
+            await feed.close()
+            running.cancel()
 
     app = FastAPI(
         title="Bedplate",

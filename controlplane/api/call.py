@@ -5,7 +5,7 @@ The one rule: everything a request changes goes through `call.session`, one tran
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from controlplane.core.errors import NotFound, catalogue
 from controlplane.core.ids import is_id
 from controlplane.core.json import JsonObject
 from controlplane.core.sealing import Sealer
+from controlplane.events.feed import EventFeed
 from controlplane.models.base import Base
 from controlplane.models.project import Project
 from controlplane.settings import Settings
@@ -44,8 +45,7 @@ class Services:
     database: Database
     sealer: Sealer
     clock: Clock
-    publish: Callable[[AsyncSession], Awaitable[None]]
-    """Called after each commit that changed something: hands nudges to the workers; best effort."""
+    events: EventFeed
 
 
 class AbsentOnDelete(Exception):

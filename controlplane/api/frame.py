@@ -1,7 +1,8 @@
 """The route frame: what every operation of the API goes through, so that a noun's routes hold only what is its own.
 
 For each request: authenticate the bearer token, find the project in the path, authorise the action, claim the
-Idempotency-Key, run the handler, write operation, audit and event, set ETag and Location, commit, nudge the workers.
+Idempotency-Key, run the handler, write operation, audit and event, set ETag and Location, commit. The kernel's session
+nudges the workers after the commit.
 The one rule: a handler returns a row (or a page of rows) and never commits. `docs/adding-a-resource.md` shows the use.
 """
 
@@ -99,7 +100,7 @@ async def _answer(
         if claim is not None:
             await claim.store(response)
         await session.commit()
-        await services.publish(session)
+        services.events.poke()
         return response
 
 
@@ -212,7 +213,7 @@ class Noun:
         self.router = APIRouter(prefix=base, tags=[plural], dependencies=scope, route_class=FramedRoute)
 
     def create(self, view: type[BaseModel], *, errors: Sequence[type[BedplateError]] = ()) -> Callable[[Handler], Handler]:
-        """`POST /plural`: the handler returns the new row; 201 with Location."""
+        """`POST /plural`: the handler returns the new row (or sets `call.subject`); 201 with Location."""
         return self.route("POST", "", "create", view, status=201, errors=errors)
 
     def list(self, view: type[BaseModel], *, errors: Sequence[type[BedplateError]] = ()) -> Callable[[Handler], Handler]:
@@ -246,9 +247,10 @@ class Noun:
         *,
         status: int = 200,
         errors: Sequence[type[BedplateError]] = (),
+        answers: dict[int | str, dict[str, Any]] | None = None,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
-        """Any other operation: `path` is what follows the plural; `options` go to FastAPI."""
+        """Any other operation: `path` is what follows the plural; `answers` are declared besides; `options` go to FastAPI."""
 
         def declare(handler: Handler) -> Handler:
             self.router.add_api_route(
@@ -260,7 +262,7 @@ class Noun:
                 operation_id=f"{self.plural}_{verb.replace('-', '_')}",
                 summary=f"{verb.replace('-', ' ').capitalize()} {self.plural if verb == 'list' else self._title}",
                 description=(handler.__doc__ or "").strip() or None,
-                responses=_declared(method, errors),
+                responses=_declared(method, errors) | (answers or {}),
                 openapi_extra={ACTION: f"{self.kind}.{verb}"},
                 **options,
             )
@@ -304,8 +306,7 @@ def _settled(handler: Callable[..., Awaitable[Any]], noun: Noun, verb: str, meth
         call = next((value for value in kwargs.values() if isinstance(value, RequestContext)), None)
         if call is None or not call.is_write:
             return result
-        if verb == "create":
-            assert isinstance(result, Base), "a create handler returns the new row"
+        if verb == "create" and isinstance(result, Base):
             call.subject = result
         row: Any = call.subject
         if row is not None and result is not None:

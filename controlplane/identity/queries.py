@@ -14,7 +14,7 @@ _LAST_USED_PRECISION = timedelta(minutes=1)
 
 
 def _is_live() -> ColumnElement[bool]:
-    return (Token.revoked_at.is_(None)) & or_(Token.expires_at.is_(None), Token.expires_at > func.now())
+    return or_(Token.expires_at.is_(None), Token.expires_at > func.now())
 
 
 async def live_token(session: AsyncSession, secret_sha256: bytes) -> Token | None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, UniqueConstraint, func
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Sequence, UniqueConstraint, func
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.core.json import Json
 from controlplane.models.base import Base
+
+POSITIONS = Sequence("event_position_seq", metadata=Base.metadata)
 
 
 class Event(Base):

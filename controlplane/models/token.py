@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, LargeBinary, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKey, LargeBinary, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.models.base import Base, Stamped
@@ -14,7 +14,7 @@ class Token(Stamped, Base):
     __tablename__ = "token"
     __table_args__ = (
         UniqueConstraint("secret_sha256", name="token_secret_sha256_key"),
-        Index("token_name_key", "name", unique=True, postgresql_where="revoked_at IS NULL"),
+        UniqueConstraint("name", name="token_name_key"),
         CheckConstraint("role IN ('operator', 'member')", name="role_is_known"),
         CheckConstraint("(role = 'member') = (project_id IS NOT NULL)", name="member_has_project"),
         CheckConstraint("octet_length(secret_sha256) = 32", name="secret_is_sha256"),
@@ -27,5 +27,4 @@ class Token(Stamped, Base):
     secret_sha256: Mapped[bytes] = mapped_column(LargeBinary)
     hint: Mapped[str]  # the last four characters, to recognise a token by
     expires_at: Mapped[datetime | None]
-    revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]

@@ -1,22 +1,29 @@
 """Operations are written with a change and settled by what was observed since.
 
-The one rule: an operation has no life of its own; its state follows from the subject's generations and its run.
+The one rule: an operation has no life of its own; its end follows from the subject's generations and its run, and is
+written down the first time that anyone looks, or a later change of the subject is recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import func, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.authz.service import Actor
 from controlplane.core.ids import Kind, new_id
 from controlplane.models.base import Base
 from controlplane.models.operation import Operation
+from controlplane.models.run import Run
+from controlplane.resources.operation import queries
 
 LATEST = "bedplate.operation"
 """Key in `session.info`: the id of the operation that this transaction recorded last."""
+
+_ENDS = (".delete", ".remove")
 
 
 async def record(  # noqa: PLR0917 - called with these six everywhere, in this order
@@ -29,13 +36,16 @@ async def record(  # noqa: PLR0917 - called with these six everywhere, in this o
     *,
     project_id: str | None = None,
 ) -> Operation:
-    """Write the operation of a change that made `generation`. A delete supersedes every unfinished one before it."""
-    if action.endswith((".delete", ".remove")):
-        await session.execute(
-            update(Operation)
-            .where(Operation.subject_id == subject_id, Operation.finished_at.is_(None))
-            .values(state="superseded", finished_at=func.now())
-        )
+    """Write the operation of a change that made `generation`.
+
+    Earlier ones that were reached already end as such first; a delete supersedes what is left of them.
+    """
+    earlier = await queries.unfinished(session, subject_id)
+    if earlier:
+        await settle(session, earlier)
+        if action.endswith(_ENDS):
+            for operation in earlier:
+                _end(operation, "superseded")
     operation = Operation(
         id=new_id(Kind.OPERATION),
         action=action,
@@ -58,3 +68,38 @@ async def record_once(session: AsyncSession, subject_kind: str, row: Base, actio
         return
     project_id = getattr(subject, "project_id", None)
     await record(session, subject_kind, subject.id, getattr(subject, "generation", 1), action, actor, project_id=project_id)
+
+
+async def settle(session: AsyncSession, operations: Sequence[Operation]) -> dict[str, Run]:
+    """End what has come to its end among `operations`; returns the unfinished runs of their subjects.
+
+    Programs may call it when they raise an observed generation; nothing is lost when they do not.
+    """
+    pending = sorted((item for item in operations if item.finished_at is None), key=lambda item: item.subject_kind)
+    runs = await queries.runs(session, {item.subject_id for item in pending}) if pending else {}
+    for kind, group in groupby(pending, key=lambda item: item.subject_kind):
+        items = list(group)
+        observed = await queries.observed(session, kind, {item.subject_id for item in items})
+        for item in items:
+            _settle_one(item, observed.get(item.subject_id), runs.get(item.subject_id))
+    await session.flush()
+    return runs
+
+
+def _settle_one(operation: Operation, subject: queries.Observed | None, run: Run | None) -> None:
+    is_end = operation.action.endswith(_ENDS)
+    if subject is None:
+        _end(operation, "succeeded" if is_end else "superseded")
+    elif not is_end and (subject.generation is None or subject.generation == operation.subject_generation):
+        _end(operation, "succeeded")
+    elif not is_end and subject.generation is not None and subject.generation > operation.subject_generation:
+        _end(operation, "superseded")
+    elif run is not None and run.parked_at is not None and not (is_end and run.parked_at < operation.created_at):
+        _end(operation, "failed", code=run.parked_code or "internal", detail=run.parked_detail)
+
+
+def _end(operation: Operation, state: str, *, code: str | None = None, detail: str | None = None) -> None:
+    if operation.finished_at is None:
+        operation.state = state
+        operation.finished_at = datetime.now(UTC)
+        operation.error_code, operation.error_detail = code, detail

@@ -1,0 +1,49 @@
+"""The stream of events as server-sent events (WHATWG HTML, section 9.2).
+
+The one rule: between two batches no connection to the database is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from controlplane.api.call import Services
+from controlplane.core import json
+from controlplane.models.event import Event
+from controlplane.resources.event import queries
+from controlplane.resources.event.schemas import EventView
+
+KEEPALIVE_SECONDS = 15.0
+
+
+def encode(event: Event) -> bytes:
+    body = json.dumps(EventView.model_validate(event).model_dump())
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.position or 0, event.kind.encode(), body)
+
+
+async def stream(services: Services, after: int | None, wanted: queries.Wanted) -> AsyncIterator[bytes]:
+    """Events behind `after` (None: from now on) for ever; a comment line every 15 s shows that the stream lives.
+
+    When events behind `after` were removed by age, the first message is `events.reset`: look at everything anew.
+    """
+    feed = services.events
+    async with services.database.sessionmaker() as session:
+        position = await queries.head(session) if after is None else after
+        tail = await queries.tail(session)
+    yield b"retry: 1000\n: position %d\n\n" % position
+    if after and tail > after + 1:
+        yield b'id: %d\nevent: events.reset\ndata: {"position":%d}\n\n' % (tail - 1, tail - 1)
+        position = tail - 1
+    while not feed.is_closed:
+        async with services.database.sessionmaker() as session:
+            newest = feed.head
+            events = await queries.after(session, position, wanted)
+        for event in events:
+            yield encode(event)
+        if len(events) < queries.BATCH:
+            position = max(position, newest, events[-1].position or 0 if events else 0)
+            await feed.wait(position, KEEPALIVE_SECONDS)
+            if feed.head <= position:
+                yield b": keepalive\n\n"
+        else:
+            position = events[-1].position or 0

@@ -1,0 +1,33 @@
+"""Bodies of the operation routes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from controlplane.api.schemas import View
+
+
+class StepView(View):
+    name: str = Field(description="The step of the subject's program.", examples=["prepare"])
+    state: str = Field(description="`running`, `failed` or `done`.", examples=["running"])
+    attempt: int = Field(description="How often it was begun since it was entered.", examples=[1])
+    deadline_at: datetime | None = Field(description="By when it must be left.", examples=["2026-11-30T12:10:00Z"])
+    error: str | None = Field(description="What the last try died of.", examples=["host rack1-4 did not answer"])
+
+
+class OperationView(View):
+    id: str = Field(description="The id.", examples=["op_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    action: str = Field(description="What was asked for.", examples=["vm.create"])
+    state: str = Field(description="`running`, `succeeded`, `failed` or `superseded`.", examples=["succeeded"])
+    project_id: str | None = Field(description="The project of the subject.", examples=["proj_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    subject_kind: str = Field(description="The noun of the subject.", examples=["vm"])
+    subject_id: str = Field(description="The subject.", examples=["vm_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    subject_generation: int = Field(description="The generation that the change made.", examples=[1])
+    actor: str = Field(description="The token that asked.", examples=["tok_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    error_code: str | None = Field(description="Why it failed, to program against.", examples=["image.digest_mismatch"])
+    error_detail: str | None = Field(description="Why it failed, in words.", examples=["The download was cut at 3 MB."])
+    steps: list[StepView] = Field(default_factory=list, description="What the subject's run is doing.", examples=[[]])
+    created_at: datetime = Field(description="When it was asked for.", examples=["2026-11-30T12:00:00Z"])
+    finished_at: datetime | None = Field(description="When its end was seen.", examples=["2026-11-30T12:00:07Z"])
