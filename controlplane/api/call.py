@@ -93,6 +93,8 @@ class RequestContext:
     async def find(self, model: type[Row], ref: str) -> Row | None:
         """Like `load`, but None when there is nothing, and without any check."""
         columns: Any = model
+        if "\0" in ref:
+            return None
         matches = columns.id == ref if is_id(ref) or not hasattr(model, "name") else columns.name == ref
         query = select(model).where(matches, *self.visible(model))
         return await self.session.scalar(query.with_for_update(key_share=True) if self.is_write else query)

@@ -34,6 +34,7 @@ from controlplane.audit import service as audit
 from controlplane.authz.service import Resource, authorise
 from controlplane.core.errors import BedplateError, Forbidden, InvalidInput, NotFound, Unauthenticated, Unavailable
 from controlplane.core.ids import is_id
+from controlplane.core.paging import PageTokenInvalid
 from controlplane.events.service import emit
 from controlplane.identity.errors import TokenMissing
 from controlplane.identity.service import authenticate
@@ -47,6 +48,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 Ref = Annotated[str, Path(description="Name or id.", examples=["web-1"], max_length=128)]
 
 ACTION = "x-bedplate-action"
+ACCEPTS = "x-bedplate-accepts"
 _ALWAYS: tuple[type[BedplateError], ...] = (TokenMissing, Unauthenticated, InvalidInput, Unavailable, BedplateError)
 _ON_BODY: tuple[type[BedplateError], ...] = (MalformedJson, BodyTooLarge, MediaTypeUnsupported)
 
@@ -62,16 +64,17 @@ class FramedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
         action = str((self.openapi_extra or {})[ACTION])
+        accepts = str((self.openapi_extra or {}).get(ACCEPTS, "application/json"))
         is_named = "{" in self.path_format.removeprefix("/v1/projects/{project}/")
 
         async def handle(request: Request) -> Response:
-            return await _answer(request, action, inner, is_named=is_named)
+            return await _answer(request, action, inner, is_named=is_named, accepts=accepts)
 
         return handle
 
 
 async def _answer(
-    request: Request, action: str, inner: Callable[[Request], Awaitable[Response]], *, is_named: bool
+    request: Request, action: str, inner: Callable[[Request], Awaitable[Response]], *, is_named: bool, accepts: str
 ) -> Response:
     services: Services = request.app.state.services
     async with services.database.sessionmaker() as session:
@@ -86,6 +89,7 @@ async def _answer(
         )
         request.state.call = call
         await _enter_project(call, is_named=is_named)
+        _check_media_type(request, accepts)
         claim = await _claim(call)
         if claim is not None and claim.answer is not None:
             return claim.answer
@@ -111,7 +115,7 @@ async def _enter_project(call: RequestContext, *, is_named: bool) -> None:
         authorise(call.actor, call.action, Resource(is_named=is_named))
         return
     column = Project.id if is_id(ref) else Project.name
-    found = await call.session.scalar(select(Project).where(column == ref))
+    found = None if "\0" in ref else await call.session.scalar(select(Project).where(column == ref))
     if found is None and call.action.startswith("project.") and call.actor.is_operator:
         return  # the project itself is the subject: its handler answers
     if found is None:
@@ -128,6 +132,13 @@ def _project_not_found(ref: str) -> NotFound:
     from controlplane.resources.project.errors import ProjectNotFound
 
     return ProjectNotFound(f"no project {ref}")
+
+
+def _check_media_type(request: Request, accepts: str) -> None:
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if has_body and request.method != "GET" and given != accepts:
+        raise MediaTypeUnsupported(f"the body must be {accepts}, not {given or 'without a Content-Type'}")
 
 
 async def _claim(call: RequestContext) -> idempotency.Claim | None:
@@ -218,7 +229,7 @@ class Noun:
 
     def list(self, view: type[BaseModel], *, errors: Sequence[type[BedplateError]] = ()) -> Callable[[Handler], Handler]:
         """`GET /plural`: the handler returns `await call.page(Model, page)`."""
-        return self.route("GET", "", "list", Listing[view], errors=errors)
+        return self.route("GET", "", "list", Listing[view], errors=(PageTokenInvalid, *errors))
 
     def show(self, view: type[BaseModel], *, errors: Sequence[type[BedplateError]] = ()) -> Callable[[Handler], Handler]:
         """`GET /plural/{noun}`: the handler returns the row of `call.load`."""
@@ -248,9 +259,13 @@ class Noun:
         status: int = 200,
         errors: Sequence[type[BedplateError]] = (),
         answers: dict[int | str, dict[str, Any]] | None = None,
+        accepts: str = "",
         **options: Any,
     ) -> Callable[[Handler], Handler]:
-        """Any other operation: `path` is what follows the plural; `answers` are declared besides; `options` go to FastAPI."""
+        """Any other operation: `path` is what follows the plural; `answers` are declared besides; `options` go to FastAPI.
+
+        `accepts` is the content type of bodies when it is not JSON.
+        """
 
         def declare(handler: Handler) -> Handler:
             self.router.add_api_route(
@@ -263,7 +278,7 @@ class Noun:
                 summary=f"{verb.replace('-', ' ').capitalize()} {self.plural if verb == 'list' else self._title}",
                 description=(handler.__doc__ or "").strip() or None,
                 responses=_declared(method, errors) | (answers or {}),
-                openapi_extra={ACTION: f"{self.kind}.{verb}"},
+                openapi_extra={ACTION: f"{self.kind}.{verb}", **({ACCEPTS: accepts} if accepts else {})},
                 **options,
             )
             return handler
@@ -280,7 +295,7 @@ def _declared(method: str, errors: Sequence[type[BedplateError]]) -> dict[int | 
 def declared_problems(method: str, errors: Sequence[type[BedplateError]]) -> dict[int | str, dict[str, Any]]:
     """The error answers of an operation for the OpenAPI document, by status, naming their codes."""
     general: list[type[BedplateError]] = [*_ALWAYS, NotFound, Forbidden]
-    if method != "GET":
+    if method in {"POST", "PATCH", "PUT"}:
         general += _ON_BODY
     if method == "POST":
         general += (IdempotencyMismatch, IdempotencyInProgress)

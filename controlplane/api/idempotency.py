@@ -71,7 +71,7 @@ async def claim(
     session: AsyncSession, sealer: Sealer, *, actor_id: str, key: str, method: str, path: str, body: bytes
 ) -> Claim:
     """Take `key` for this request. Raises IdempotencyMismatch, IdempotencyInProgress, InvalidInput."""
-    if not key.isascii() or not key.isprintable() or len(key) > _MAX_KEY_CHARACTERS:
+    if not 1 <= len(key) <= _MAX_KEY_CHARACTERS or not key.isascii() or not key.isprintable():
         wrong = FieldError(pointer="/idempotency-key", detail="1 to 255 printable ASCII characters", source="header")
         raise InvalidInput("the Idempotency-Key is not valid", errors=(wrong,))
     request = hashlib.sha256(b"\0".join((method.encode(), path.encode(), body))).digest()

@@ -52,7 +52,7 @@ def _finish(method: str, operation: dict[str, Any]) -> None:
                 "example": "5f1c9a2e-create-web-1",
             }
         )
-    if method in {"patch", "delete"}:
+    if "412" in operation["responses"]:
         parameters.append(
             {
                 "name": "If-Match",
@@ -63,3 +63,9 @@ def _finish(method: str, operation: dict[str, Any]) -> None:
                 "example": '"3"',
             }
         )
+
+
+if __name__ == "__main__":
+    from controlplane.api.reference import openapi
+
+    print(openapi(), end="")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Boolean, ColumnElement, Integer, Select, and_, or_
+from sqlalchemy import Boolean, ColumnElement, Integer, Select, String, and_, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -73,26 +73,35 @@ def _parsed(column: ColumnElement[Any], value: str | int, name: str) -> Any:
         if isinstance(column.type, Boolean):
             return {"true": True, "false": False}[str(value)]
         if isinstance(column.type, Integer):
-            return int(value)
+            return _bounded(int(value))
         return datetime.fromisoformat(str(value)) if python is datetime else str(value)
     except (ValueError, KeyError) as error:
         raise _wrong("filter", f"{value!r} does not fit the field {name}") from error
 
 
+def _bounded(value: int) -> int:
+    if abs(value) >= 1 << 63:
+        raise ValueError("larger than the database's integers")
+    return value
+
+
 def _condition(model: type[Base], columns: Mapping[str, InstrumentedAttribute[Any]], expression: str) -> ColumnElement[bool]:
     match = _FILTER.fullmatch(expression)
-    if match is None:
+    if match is None or "\0" in expression:
         raise _wrong("filter", f"{expression!r} is not field=value, field!=value or field~part")
     name, operator, value = match.groups()
+    column: Any
     if name.startswith("labels.") and hasattr(model, "labels"):
         column = getattr(model, "labels")[name.removeprefix("labels.")].astext  # noqa: B009 - not every model has labels
     elif name in columns:
         column = columns[name]
     else:
         raise _wrong("filter", f"cannot filter by {name}; fields: {', '.join(sorted(columns))}")
+    if operator == "~" and not isinstance(column.type, String):
+        raise _wrong("filter", f"~ looks into text, and {name} is none")
     if operator == "~":
         return column.icontains(value, autoescape=True)
-    wanted = _parsed(getattr(column, "expression", column), value, name)
+    wanted = _parsed(column, value, name)
     return column == wanted if operator == "=" else column.is_distinct_from(wanted)
 
 

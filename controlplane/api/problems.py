@@ -64,6 +64,8 @@ def translate(error: Exception) -> BedplateError:
         case DBAPIError() if error.connection_invalidated or _sqlstate(error).startswith(_LOST_CLASSES):
             _log.warning("the database did not answer: %s", error.orig)
             return Unavailable("the database is busy or away; try again")
+        case DBAPIError() if _sqlstate(error).startswith("22"):
+            return InvalidInput("a value cannot be stored: it is too large or holds characters that are not text")
         case PoolTimeout() | ConnectionError() | TimeoutError():
             _log.warning("the database did not answer: %s", error)
             return Unavailable("the database is busy or away; try again")
@@ -104,6 +106,8 @@ def _from_validation(error: RequestValidationError) -> BedplateError:
 
 
 def _from_http(error: HTTPException) -> BedplateError:
+    if isinstance(error.__cause__, BedplateError):
+        return error.__cause__  # FastAPI wraps whatever reading the body raises
     match error.status_code:
         case 404:
             return RouteUnknown()
@@ -116,7 +120,8 @@ def _from_http(error: HTTPException) -> BedplateError:
 
 
 def _sqlstate(error: DBAPIError) -> str:
-    return str(getattr(error.orig, "sqlstate", None) or "")
+    cause = error.orig.__cause__ if error.orig is not None else None
+    return str(getattr(error.orig, "sqlstate", None) or getattr(cause, "sqlstate", None) or "")
 
 
 def _from_constraint(error: IntegrityError) -> BedplateError:

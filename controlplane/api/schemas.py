@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 T = TypeVar("T")
 
@@ -25,10 +25,30 @@ Labels = Annotated[
 ]
 
 
+def _has_nul(value: Any) -> bool:
+    match value:
+        case str():
+            return "\0" in value
+        case list():
+            return any(_has_nul(item) for item in value)
+        case dict():
+            return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
+        case _:
+            return False
+
+
 class Input(BaseModel):
     """A request body: unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=False)
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def refuse_nul(cls, value: Any) -> Any:
+        """PostgreSQL's text holds every character but U+0000."""
+        if _has_nul(value):
+            raise ValueError("must not contain the character U+0000")
+        return value
 
 
 class View(BaseModel):

@@ -9,20 +9,16 @@ from dataclasses import dataclass
 import httpx2
 import pytest
 from fastapi import FastAPI
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from controlplane.api.app import create_app
 from controlplane.authz.service import Role
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.sealing import Sealer
 from controlplane.identity.service import new_token
+from controlplane.kernel.database import Database
+from controlplane.kernel.publish import RecordingPublisher
 from controlplane.models.project import Project
 from controlplane.settings import Settings
-
-
-@dataclass(frozen=True)
-class Database:
-    sessionmaker: async_sessionmaker[AsyncSession]
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,9 @@ def settings(tmp_path, monkeypatch) -> Settings:
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    engine = create_async_engine(database_url.replace("postgresql://", "postgresql+asyncpg://"))
-    yield Database(sessionmaker=async_sessionmaker(engine, expire_on_commit=False))
-    await engine.dispose()
+    opened = await Database.open(database_url, publisher=RecordingPublisher())
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture

@@ -1,0 +1,103 @@
+"""The OpenAPI document: committed, complete, and every operation walked as every role."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from controlplane.api import reference
+from controlplane.core.ids import Kind, new_id
+
+REFRESH = "run: python -m controlplane.api.reference --write"
+METHODS = {"get", "post", "put", "patch", "delete"}
+ACTION = "x-bedplate-action"
+
+
+@pytest.fixture(scope="module")
+def document():
+    return json.loads(reference.openapi())
+
+
+def operations(document):
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if method in METHODS:
+                yield method, path, operation
+
+
+@pytest.mark.parametrize(("name", "text"), [("openapi.json", reference.openapi), ("errors.md", reference.errors)])
+def test_committed_pages_are_fresh(name, text):
+    assert (reference.DIRECTORY / name).read_text() == text(), REFRESH
+
+
+def test_every_operation_names_its_action_and_errors(document):
+    seen = set()
+    for method, path, operation in operations(document):
+        where = f"{method} {path}"
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*\.[a-z]+(-[a-z]+)*", operation.get(ACTION, "")), where
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)+", operation["operationId"]), where
+        assert operation["operationId"] not in seen, where
+        seen.add(operation["operationId"])
+        assert operation.get("description"), where
+        assert {"401", "403", "404", "422", "500", "503"} <= set(operation["responses"]), where
+        for status, answer in operation["responses"].items():
+            if status >= "400":
+                assert list(answer["content"]) == ["application/problem+json"], where
+        for parameter in operation["parameters"]:
+            assert parameter.get("description"), f"{where}: {parameter['name']}"
+            has_example = "example" in parameter or "examples" in parameter or "examples" in parameter["schema"]
+            assert has_example or "examples" in json.dumps(parameter["schema"]), f"{where}: {parameter['name']}"
+
+
+def test_every_field_has_description_and_example(document):
+    for name, schema in document["components"]["schemas"].items():
+        for field, body in schema.get("properties", {}).items():
+            assert body.get("description"), f"{name}.{field} has no description"
+            assert "examples" in body or "example" in body, f"{name}.{field} has no example"
+
+
+def _path(template: str, project: str) -> str:
+    """The template with the project, and a plausible id for everything else."""
+    kinds = {kind.name.lower(): kind for kind in Kind}
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        return project if name == "project" else new_id(kinds.get(name, Kind.VM))
+
+    return re.sub(r"\{(\w+)\}", value, template)
+
+
+async def _status(client, method: str, path: str) -> tuple[int, str]:
+    """Status and code. The event stream is asked with a bad position, which is looked at after the authorisation."""
+    params = {"after": "x"} if path.endswith("/events") else None
+    body = {} if method in {"post", "put", "patch"} else None
+    answer = await client.request(method.upper(), path, json=body, params=params)
+    code = answer.json().get("code", "") if answer.headers.get("content-type", "").endswith("json") and answer.content else ""
+    return answer.status_code, code
+
+
+async def test_walk_every_operation_as_every_role(document, anonymous, stranger, member, operator):
+    """Anonymous is refused everywhere; a stranger finds nothing of ours; members do not get past their project."""
+    for method, template, operation in operations(document):
+        path, where = _path(template, "ours"), f"{method} {template}"
+        is_in_project = "{project}" in template
+        assert await _status(anonymous, method, path) == (401, "auth.token_missing"), where
+
+        status, code = await _status(stranger, method, path)
+        if is_in_project:
+            assert (status, code) == (404, "project.not_found"), where
+        as_member, code = await _status(member, method, path)
+        if is_in_project and not operation[ACTION].startswith("project."):
+            assert as_member not in {401, 403, 500}, where
+            assert code != "project.not_found", where
+        if not is_in_project:
+            assert (status, code) == (as_member, code), where
+            assert as_member in {200, 403, 404, 422}, where
+        if method != "get" and not is_in_project:
+            assert as_member in {403, 404}, f"{where}: a member may write outside of its project"
+
+        if operation[ACTION] != "project.delete":
+            as_operator, code = await _status(operator, method, path)
+            assert as_operator not in {401, 403, 500}, f"{where}: {as_operator} {code}"
