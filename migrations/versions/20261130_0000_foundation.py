@@ -492,7 +492,6 @@ def upgrade() -> None:
         sa.Column("secret_sha256", sa.LargeBinary(), nullable=False),
         sa.Column("hint", sa.Text(), nullable=False),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
@@ -501,9 +500,9 @@ def upgrade() -> None:
         sa.CheckConstraint("octet_length(secret_sha256) = 32", name=op.f("token_secret_is_sha256")),
         sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("token_project_id_fkey"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("token_pkey")),
+        sa.UniqueConstraint("name", name="token_name_key"),
         sa.UniqueConstraint("secret_sha256", name="token_secret_sha256_key"),
     )
-    op.create_index("token_name_key", "token", ["name"], unique=True, postgresql_where="revoked_at IS NULL")
     op.create_index(op.f("token_project_id_idx"), "token", ["project_id"], unique=False)
     op.create_table(
         "replica",
