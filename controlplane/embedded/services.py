@@ -33,6 +33,12 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
+def base_environment() -> dict[str, str]:
+    """The caller's environment, with which `python` finds our packages also where they are not installed."""
+    place = str(Path(next(iter(controlplane.__path__))).parent)
+    return {**os.environ, "PYTHONPATH": place, "PYTHONUNBUFFERED": "1"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """What `up` runs, from settings."""
@@ -59,13 +65,12 @@ class Deployment:
 
     def environment(self) -> dict[str, str]:
         """What every child of ours gets besides the caller's environment."""
-        embedded: dict[str, str] = {"BEDPLATE_STATE_DIR": str(self.state.path), "PYTHONUNBUFFERED": "1"}
-        embedded["PYTHONPATH"] = str(Path(next(iter(controlplane.__path__))).parent)  # also where we are not installed
+        embedded: dict[str, str] = {"BEDPLATE_STATE_DIR": str(self.state.path)}
         if self.postgres is not None:
             embedded["BEDPLATE_DATABASE__URL"] = self.postgres.url(DATABASE)
         if self.valkey is not None:
             embedded["BEDPLATE_REDIS__URL"] = self.valkey.url
-        return {**os.environ, **embedded}
+        return base_environment() | embedded
 
     def stores(self) -> list[Service]:
         services: list[Service] = []

@@ -1,19 +1,174 @@
-"""The steps of the demo, one function each, in the order of the story.
+"""The steps of the demo, in the order of the story.
 
-The one rule: they talk to the REST API and the gateway as a tenant or operator does, and never to a table or a host's agent.
+The one rule: they talk to the REST API and the gateway as a tenant or operator does, never to a table or a host's agent.
+What a person does at a terminal is done too: log in to a host to run `ssh` there.
 """
 
 from __future__ import annotations
 
-from controlplane.embedded.stage import Stage
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from controlplane.embedded.client import ApiFailed, Json
+from controlplane.embedded.services import base_environment, python
+from controlplane.embedded.stage import HOSTS, Stage, StageFailed
+from controlplane.embedded.timeline import Step
+from provisioning.lab.lab import Lab, LabHost
+
+PROJECT = "demo"
+IMAGE = "debian-12"
+_IMAGE_SECONDS = 1200
+_VM_SECONDS = 300
+_LOGIN_SECONDS = 180
+_SSH_OPTIONS = (
+    "StrictHostKeyChecking=no",  # a VM made a moment ago
+    "UserKnownHostsFile=/dev/null",
+    "BatchMode=yes",
+    "ConnectTimeout=5",
+    "LogLevel=ERROR",
+)
 
 
 async def run(stage: Stage) -> dict[str, object]:
-    """All steps; returns question and answer."""
-    with stage.timeline.step("Start the control plane") as step:
-        await stage.start_control_plane()
-        step.note(stage.api_url)
-    with stage.timeline.step("Make lab hosts") as step:
-        lab = await stage.start_lab()
-        step.note(", ".join(f"{host.name} {host.address}" for host in lab.hosts))
+    """All steps; returns question and answer. What takes long and needs nothing else begins first."""
+    try:
+        lab, directory = await _prepare(stage)
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+    await import_image(stage, directory)
+    await make_project(stage)
+    vm = await make_vm(stage)
+    await log_in(stage, lab, vm)
     return {"question": None, "answer": None}
+
+
+async def _prepare(stage: Stage) -> tuple[Lab, Path]:
+    async with asyncio.TaskGroup() as group:
+        image = group.create_task(build_image(stage))
+        with stage.timeline.step("Start the control plane") as step:
+            await stage.start_control_plane()
+            step.note(stage.api_url)
+        with stage.timeline.step("Make lab hosts") as step:
+            lab = await stage.start_lab()
+            step.note(", ".join(f"{host.name} {host.address}" for host in lab.hosts))
+        return lab, await image
+
+
+async def build_image(stage: Stage) -> Path:
+    """The guest image from Debian packages; from the cache when it is there."""
+    with stage.timeline.step("Build the guest image") as step:
+        output = await _run(python("provisioning.images", "build"), step, seconds=_IMAGE_SECONDS)
+        directory = Path(output.strip().splitlines()[-1])
+        step.note(directory.name)
+        return directory
+
+
+async def import_image(stage: Stage, directory: Path) -> None:
+    with stage.timeline.step("Import the guest image") as step:
+        made = await stage.api.post("/v1/images", {"source": {"directory": str(directory)}, "name": IMAGE})
+        await stage.api.until(f"/v1/images/{IMAGE}", lambda image: image["state"] == "available", seconds=120)
+        step.note(f"{IMAGE}, {sum(file['size_bytes'] for file in made['files']) >> 20} MiB")
+
+
+async def make_project(stage: Stage) -> None:
+    with stage.timeline.step("Make a project and a private network") as step:
+        await stage.api.post("/v1/projects", {"name": PROJECT, "allow_containers": True})
+        network = await stage.api.post(f"/v1/projects/{PROJECT}/networks", {"name": "default"})
+        step.note(f"{network['ipv4_cidr']}, {network['ipv6_cidr']}")
+
+
+async def make_vm(stage: Stage) -> Json:
+    """A VM through the REST API, with a key that only this demo has; returns when the host says that it runs."""
+    with stage.timeline.step("Create a VM through the REST API") as step:
+        key = stage.directory / "ssh/id_ed25519"
+        key.parent.mkdir(mode=0o700)
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "demo", "-f", str(key)]
+        await asyncio.to_thread(subprocess.run, argv, check=True, stdin=subprocess.DEVNULL)
+        body: Json = {
+            "name": "first",
+            "image": IMAGE,
+            "network": "default",
+            "vcpus": 1,
+            "memory_bytes": 512 << 20,
+            "ssh_keys": [key.with_suffix(".pub").read_text().strip()],
+        }
+        path = f"/v1/projects/{PROJECT}/vms/first"
+        await stage.api.post(path.rpartition("/")[0], body)
+        vm = await stage.api.until(path, _runs, seconds=_VM_SECONDS, tell=lambda vm: step.note(_words(vm)))
+        step.note(f"{vm['ipv4']} and {vm['ipv6']} on {vm['observed']['host']} ({vm['observed']['driver']})")
+        return vm
+
+
+def _runs(vm: Json) -> bool:
+    if vm["status"] == "failed":
+        raise ApiFailed(f"the VM failed: {_words(vm)}")
+    return vm["status"] == "running"
+
+
+def _words(resource: Json) -> str:
+    progress = resource.get("progress") or {}
+    return ", ".join(str(part) for part in (resource.get("status"), progress.get("step")) if part)
+
+
+async def log_in(stage: Stage, lab: Lab, vm: Json) -> None:
+    """`ssh` into the VM from the lab host that does not run it."""
+    with stage.timeline.step("Log in to the VM from the other lab host") as step:
+        other = lab.host(next(name for name in HOSTS if name != vm["observed"]["host"]))
+        place = f"{vm['user']}@{vm['ipv4']}"
+        options = (
+            "StrictHostKeyChecking=no",
+            "UserKnownHostsFile=/dev/null",
+            "BatchMode=yes",
+            "ConnectTimeout=5",
+            "LogLevel=ERROR",
+        )
+        flags = [word for option in options for word in ("-o", option)]
+        argv = ["timeout", "30", "ssh", "-F", "none", "-i", "/root/demo-key", *flags, place, "hostname; uname -sr"]
+        await asyncio.to_thread(_give_key, other, stage.directory / "ssh/id_ed25519")
+        deadline = time.monotonic() + _LOGIN_SECONDS
+        while True:
+            done = await asyncio.to_thread(other.exec, argv, check=False, timeout=40)
+            if done.returncode == 0:
+                step.note(f"{other.name} → {place}: {' '.join(done.stdout.decode().split())}")
+                return
+            step.note(f"waiting for {place}: {done.stderr.decode(errors='replace').strip()[:60]}")
+            if time.monotonic() > deadline:
+                raise StageFailed(f"no login to {place} from {other.name}: {done.stderr.decode(errors='replace').strip()}")
+            await asyncio.sleep(0.5)
+
+
+def _give_key(host: LabHost, key: Path) -> None:
+    host.exec(["sh", "-c", "umask 077; cat >/root/demo-key"], stdin=key.read_bytes())
+
+
+async def _run(argv: tuple[str, ...], step: Step, *, seconds: float) -> str:
+    """Run a program of ours; its last line of words is the step's detail, its output the result."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env=base_environment(),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    words = ""
+    output = asyncio.create_task(process.stdout.read())
+    try:
+        async with asyncio.timeout(seconds):
+            async for line in process.stderr:
+                words = line.decode(errors="replace").strip() or words
+                step.note(words)
+            code = await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    if code != 0:
+        raise StageFailed(f"{argv[3]} ended with exit code {code}: {words}")
+    return (await output).decode()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import pwd
 import signal
 import socket
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from controlplane.embedded.client import Api
 from controlplane.embedded.postgres import SYSTEM_USER
-from controlplane.embedded.services import answers, python
+from controlplane.embedded.services import answers, base_environment, python
 from controlplane.embedded.timeline import Timeline
 from controlplane.settings import Settings, TlsSettings
 from provisioning.lab.lab import Lab
@@ -91,7 +90,7 @@ class Stage:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=os.environ
+                env=base_environment()
                 | {
                     "BEDPLATE_STATE_DIR": str(self.state_directory),
                     "BEDPLATE_API__LISTEN": self._api_listen,
