@@ -95,9 +95,10 @@ class Deployment:
 
     def programs(self) -> list[Service]:
         """Our own processes; the first to stop is the last here."""
-        api = self.settings.api
+        api, gateway = self.settings.api, self.settings.gateway
         return [
             self._program("api", is_ready=answers(api.listen, api.tls, "/readyz")),
+            self._program("gateway", is_ready=answers(gateway.listen, gateway.tls, "/healthz")),
         ]
 
     def _program(
