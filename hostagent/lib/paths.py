@@ -17,6 +17,7 @@ class Paths:
     config: Path = Path("/etc/bedplate")
     programs: Path = Path("/opt/bedplate")
     log: Path = Path("/var/log/bedplate")
+    machine_id: Path = Path("/etc/machine-id")
 
     @classmethod
     def under(cls, root: Path) -> Paths:

@@ -73,6 +73,12 @@ class ProgramFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
+    """`schedulable_*`: what may be given to machines (the declared share, else nearly all). `conditions`: stable words,
+    some with a subject after a colon (`foreign_forward_policy:ufw`, `no_swap`, `host_is_virtual_machine`,
+    `several_global_ipv6_prefixes`, `data_interface_missing:eth1`, `config_not_understood:cpuz`, `unreadable:disks:…`).
+    `clock_unix_ms`: the host's wall clock, for whoever compares it with his own. `at_rest`: under what secrets rest.
+    """
+
     hostname: str
     architecture: str
     os_id: str
@@ -98,3 +104,6 @@ class HostFacts:
     programs: tuple[ProgramFact, ...] = ()
     kernel_features: dict[str, bool] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
+    clock_unix_ms: int = 0
+    at_rest: str = ""
+    data_interface: str = ""

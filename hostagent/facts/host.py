@@ -1,0 +1,133 @@
+"""All facts of the host in one answer. The one rule: a part that cannot be learned is empty and named in `conditions`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hostagent.drivers.registry import Drivers
+from hostagent.facts import hardware, kvm, system
+from hostagent.facts.sysfs import text
+from hostagent.lib.hostconfig import HostConfig
+from hostagent.lib.paths import Paths
+from hostagent.protocol.facts import HostFacts, InterfaceFact, KvmFact
+
+T = TypeVar("T")
+_MOST_RESERVED_BYTES = 2 << 30
+_LEAST_GLOBAL_PREFIXES = 2
+
+
+class Learner:
+    """Programs and kernel features are probed once a process; the rest is read anew each time."""
+
+    def __init__(self, paths: Paths, config: HostConfig, drivers: Drivers | None, version: str) -> None:
+        self._paths = paths
+        self._config = config
+        self._drivers = drivers
+        self._version = version
+        self._kvm_lock = asyncio.Lock()
+        self._features: dict[str, bool] | None = None
+        self.kvm_probe: kvm.Probe = kvm.probe
+
+    async def probe_kvm(self) -> KvmFact:
+        async with self._kvm_lock:
+            return await kvm.cached(self._paths.state / "kvm.json", self._paths.boot_id(), self.kvm_probe)
+
+    async def learn(self) -> HostFacts:
+        if self._features is None:
+            self._features = await system.kernel_features()
+        kvm_fact, programs, interfaces, policies = await asyncio.gather(
+            self.probe_kvm(), system.programs(), system.interfaces(), system.forward_policies()
+        )
+        conditions: list[str] = [f"foreign_forward_policy:{policy.owner}" for policy in policies if policy.is_drop]
+        release, memory = _read(system.os_release, {}, conditions), hardware.memory()
+        state = os.statvfs(_existing(self._paths))
+        cpus = _read(hardware.cpus, (), conditions)
+        is_vm = _read(system.is_virtual_machine, False, conditions)
+        conditions += _conditions(self._config, memory, interfaces, is_vm=is_vm)
+        return HostFacts(
+            hostname=platform.node(),
+            architecture=platform.machine(),
+            os_id=release.get("ID", "unknown"),
+            os_version=release.get("VERSION_ID", ""),
+            kernel_version=platform.release(),
+            boot_id=self._paths.boot_id(),
+            machine_id=text(self._paths.machine_id),
+            agent_version=self._version,
+            supervisor=self._drivers.supervisor.traits.name if self._drivers else system.supervisor(),
+            is_virtual_machine=is_vm,
+            schedulable_cpus=min(self._config.cpus or len(cpus), len(cpus) or 1),
+            schedulable_memory_bytes=schedulable_memory(self._config, memory["MemTotal"]),
+            state_free_bytes=state.f_bavail * state.f_frsize,
+            state_total_bytes=state.f_blocks * state.f_frsize,
+            kvm=kvm_fact,
+            machine_drivers=_machine_drivers(self._drivers, kvm_fact),
+            storage_drivers=tuple(sorted(self._drivers.storages)) if self._drivers else (),
+            cpus=cpus,
+            numa_nodes=_read(hardware.numa_nodes, (), conditions),
+            disks=_read(hardware.disks, (), conditions),
+            interfaces=interfaces,
+            pci=_read(hardware.pci, (), conditions),
+            programs=programs,
+            kernel_features=self._features,
+            conditions=tuple(conditions),
+            clock_unix_ms=time.time_ns() // 1_000_000,
+            at_rest="host_file",
+            data_interface=self._config.data_interface,
+        )
+
+
+def schedulable_memory(config: HostConfig, total_bytes: int) -> int:
+    """The declared share; else all but a tenth, at most 2 GiB, which is the host's own."""
+    if config.memory_bytes is not None:
+        return min(config.memory_bytes, total_bytes)
+    return total_bytes - min(total_bytes // 10, _MOST_RESERVED_BYTES)
+
+
+def _machine_drivers(drivers: Drivers | None, kvm_fact: KvmFact) -> tuple[str, ...]:
+    if drivers is None:
+        return ()
+    return tuple(sorted(name for name, driver in drivers.machines.items() if kvm_fact.usable or not driver.traits.needs_kvm))
+
+
+def _conditions(config: HostConfig, memory: dict[str, int], interfaces: tuple[InterfaceFact, ...], *, is_vm: bool) -> list[str]:
+    conditions = [f"config_not_understood:{name}" for name in config.unknown]
+    if is_vm:
+        conditions.append("host_is_virtual_machine")
+    if memory["SwapTotal"] == 0:
+        conditions.append("no_swap")
+    if len(global_ipv6_prefixes(interfaces)) >= _LEAST_GLOBAL_PREFIXES:
+        conditions.append("several_global_ipv6_prefixes")
+    if config.data_interface and config.data_interface not in {interface.name for interface in interfaces}:
+        conditions.append(f"data_interface_missing:{config.data_interface}")
+    return conditions
+
+
+def global_ipv6_prefixes(interfaces: tuple[InterfaceFact, ...]) -> set[str]:
+    prefixes = set()
+    for interface in interfaces:
+        for address in interface.addresses:
+            parsed = ipaddress.ip_interface(address)
+            if parsed.version == 6 and parsed.ip.is_global:
+                prefixes.add(str(ipaddress.ip_network((parsed.ip, 64), strict=False)))
+    return prefixes
+
+
+def _read(function: Callable[[], T], default: T, conditions: list[str]) -> T:
+    try:
+        return function()
+    except (OSError, ValueError, IndexError) as error:
+        conditions.append(f"unreadable:{function.__name__}:{error}")
+        return default
+
+
+def _existing(paths: Paths) -> str:
+    path = paths.state
+    while not path.exists():
+        path = path.parent
+    return str(path)

@@ -1,0 +1,106 @@
+"""The service's process. The one rule: it may be killed at any moment; everything it must know again is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import json
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from hostagent.drivers.registry import Drivers, host_drivers
+from hostagent.lib import hostconfig, lock
+from hostagent.lib.paths import Paths
+from hostagent.protocol.frames import MAX_LINE_BYTES
+from hostagent.serve import streams
+from hostagent.serve.keeper import INTERVAL_SECONDS, Keeper
+from hostagent.serve.metrics import Metrics
+from hostagent.serve.session import Session
+from hostagent.verbs.context import Agent, open_agent
+
+logger = logging.getLogger(__name__)
+HELLO_SECONDS = 10.0
+GROUP = "bedplate"
+
+
+async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_SECONDS) -> None:
+    """Serve until SIGTERM or SIGINT. Raises AlreadyLocked when another agent serves the same state."""
+    paths.state.mkdir(parents=True, exist_ok=True, mode=0o755)
+    descriptor = lock.hold(paths.state / "serve.lock")
+    config = hostconfig.load(paths.host_config)
+    agent = await open_agent(paths, config, await host_drivers(paths, config), version=version)
+    metrics = Metrics()
+    keeper = Keeper(agent, metrics, interval_seconds=interval_seconds)
+    _learn(agent)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        await _listen(stack, paths.socket, lambda r, w: _accept(agent, metrics, r, w), mode=0o660)
+        await _listen(stack, paths.metrics_socket, lambda r, w: metrics.answer(agent, r, w), mode=0o660)
+        keeping = asyncio.create_task(keeper.run(), name="keeper")
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        keeping.cancel()
+        await asyncio.gather(keeping, stopping, return_exceptions=True)
+        await agent.jobs.close()
+        keeper.close()
+    if not stop.is_set():
+        keeping.result()
+
+
+def _learn(agent: Agent) -> None:
+    from hostagent.facts.host import Learner
+
+    learner = Learner(agent.paths, agent.config, agent.drivers, agent.version)
+    agent.learn_facts = learner.learn
+    agent.probe_kvm = learner.probe_kvm
+
+
+async def _accept(agent: Agent, metrics: Metrics, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The first line says which face is wanted: `{"face":"rpc"}`, or `{"face":"stream","ticket":…}`."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            hello = json.loads(await reader.readline())
+        if hello.get("face") == "rpc":
+            await Session(agent, metrics, reader, writer).run()
+        elif hello.get("face") == "stream":
+            request = agent.tickets.redeem(str(hello.get("ticket")))
+            if request is not None:
+                await streams.serve(agent, request, reader, writer)
+    except (ConnectionError, TimeoutError, ValueError, AttributeError) as error:
+        logger.info("a connection ended: %r", error)
+    except Exception:
+        logger.exception("a connection failed")
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def _listen(stack: contextlib.AsyncExitStack, path: Path, accept: Accept, *, mode: int) -> None:
+    """A UNIX socket that replaces a dead agent's, open to root and the agent's group."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(accept, path, limit=MAX_LINE_BYTES)
+    path.chmod(mode)
+    with contextlib.suppress(KeyError, PermissionError):
+        os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
+
+    async def close() -> None:
+        server.close()
+        path.unlink(missing_ok=True)
+
+    stack.push_async_callback(close)
+
+
+__all__ = ["Drivers", "run"]
