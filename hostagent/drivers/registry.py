@@ -25,22 +25,6 @@ class Drivers:
     routes: RouteDriver
 
 
-async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
-    """What works on this host. `drivers = "fake"` in host.toml (tests) starts processes that only sleep."""
-    supervisor = make_supervisor(paths, config)
-    if config.drivers == "fake":
-        return fake_drivers(supervisor)
-    raise NotImplementedError
-
-
-def make_supervisor(paths: Paths, config: HostConfig) -> SupervisorDriver | None:
-    if config.supervisor == "fake":
-        return None
-    from hostagent.drivers.supervisor.plain import PlainSupervisor
-
-    return PlainSupervisor(paths.run)
-
-
 def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
     """Everything fake, sharing one `Faults` (reached as `drivers.links.faults` of the fake)."""
     from hostagent.drivers.fault import Faults

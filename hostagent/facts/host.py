@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from hostagent.drivers.registry import Drivers
@@ -32,7 +33,7 @@ class Learner:
         self._version = version
         self._kvm_lock = asyncio.Lock()
         self._features: dict[str, bool] | None = None
-        self.kvm_probe: kvm.Probe = kvm.probe
+        self.kvm_probe: kvm.Probe = partial(kvm.probe, paths.image_directory(""))
 
     async def probe_kvm(self) -> KvmFact:
         async with self._kvm_lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from hostagent.protocol import codec
 from hostagent.protocol.facts import KvmFact
 
 DEVICE = Path("/dev/kvm")
+_NOT_YET = ("no kernel", "not installed", "not probed")  # reasons that may be gone the next time somebody asks
 
 Probe = Callable[[], Awaitable[KvmFact]]
 
@@ -25,18 +25,19 @@ async def cached(path: Path, boot_id: str, probe: Probe) -> KvmFact:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     fact = await probe()
+    if any(word in fact.reason for word in _NOT_YET):
+        return fact
     files.write_atomically(path, json.dumps({"boot_id": boot_id, "fact": codec.encode(fact)}).encode(), mode=0o644)
     return fact
 
 
-async def probe() -> KvmFact:
-    """Without the device there is nothing to try; with it the machine drivers' tiny guest decides."""
+async def probe(images: Path) -> KvmFact:
+    """Boots a tiny guest with a kernel of a guest image on this host, or the host's own."""
     if not DEVICE.exists():
         return KvmFact(device_present=False, usable=False, reason=f"{DEVICE} does not exist")
-    if importlib.util.find_spec("hostagent.drivers.machine.kvm") is None:
-        return KvmFact(device_present=True, usable=False, reason="this agent has no guest to try it with")
-    module = importlib.import_module("hostagent.drivers.machine.kvm")
-    return await module.probe()
+    from hostagent.drivers.machine.kvm import host_kernels, probe_kvm, tsc_khz
+
+    return await probe_kvm(host_kernels(images), tsc_khz=tsc_khz())
 
 
 async def not_probed() -> KvmFact:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_SECONDS = 5.0
 LONGEST_DELAY_SECONDS = 60.0
 CALM_SECONDS = 60.0
+UNNOTICED_SECONDS = 0.2
 TOMBSTONE_CHECK_SECONDS = 3600.0
 
 
@@ -64,6 +65,7 @@ class Keeper:
         self._news = asyncio.Event()
         self._pidfds: dict[Key, tuple[Incarnation, int]] = {}
         self._tombstones_checked = 0.0
+        self._has_seen_all = False
         agent.poke = self.poke
         agent.watch = self.watch
         agent.jobs.on_finish = self._job_finished
@@ -79,8 +81,8 @@ class Keeper:
             return
         self._unwatch(key)
         descriptor = open_pidfd(incarnation, self._agent.boot_id)
-        if descriptor is None:
-            self.poke(key)
+        if descriptor is None:  # ended, and its supervisor has not noticed yet
+            asyncio.get_running_loop().call_later(UNNOTICED_SECONDS, self.poke, key)
             return
         self._pidfds[key] = (incarnation, descriptor)
         asyncio.get_running_loop().add_reader(descriptor, self._ended, key)
@@ -118,6 +120,7 @@ class Keeper:
         documents = self._agent.documents
         for key in dict.fromkeys((*documents.ordered(), *documents.broken, *self._seen)):
             await self.look(key)
+        self._has_seen_all = True
         if time.monotonic() - self._tombstones_checked > TOMBSTONE_CHECK_SECONDS:
             self._tombstones_checked = time.monotonic()
             documents.forget_old_tombstones(time.time())
@@ -160,7 +163,8 @@ class Keeper:
                 lifecycle.start_ensure(self._agent, kind, document)
 
     def _report(self, key: Key, observed: Observed | None) -> None:
-        is_first, last = key not in self._seen, self._seen.get(key)
+        """What is seen for the first time after a start is no change: a new log tells its readers to observe everything."""
+        is_first, last = key not in self._seen and not self._has_seen_all, self._seen.get(key)
         self._seen[key] = observed
         self._metrics.states[key] = observed.state if observed else "absent"
         if is_first or last == observed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.verbs import StreamRequest, StreamTicket
 from hostagent.verbs.context import Agent
@@ -11,7 +13,8 @@ from hostagent.verbs.documents import check_id
 async def open_stream(agent: Agent, body: StreamRequest) -> StreamTicket:
     """Raises AgentError `upload.unwanted`, `vm.unknown`, `stream.invalid` (none retryable)."""
     if body.kind == "upload":
-        return StreamTicket(ticket=agent.tickets.issue(body), offset=_check_upload(agent, body))
+        offset = _check_upload(agent, body)
+        return StreamTicket(ticket=agent.tickets.issue(replace(body, offset=offset)), offset=offset)
     vm = agent.documents.get("vm", check_id(body.id))
     if vm is None:
         raise AgentError("vm.unknown", f"there is no machine {body.id} here", retryable=False)
