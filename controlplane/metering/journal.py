@@ -124,8 +124,9 @@ class Journal:
 
     def shut(self) -> None:
         """Close the file and let another process have the directory; what is open settles as after a crash."""
-        os.close(self._descriptor)
-        self._lock.close()
+        if not self._lock.closed:
+            os.close(self._descriptor)
+            self._lock.close()
 
 
 def _lock(directory: Path) -> IO[bytes]:
