@@ -15,6 +15,7 @@ import uvicorn
 from controlplane.api.app import create_app
 from controlplane.identity.service import ensure_operator_token
 from controlplane.kernel.database import Database
+from controlplane.kernel.publish import CeleryPublisher
 from controlplane.keyfile import KeyFileUnusable, load_sealer
 from controlplane.settings import Settings
 
@@ -44,7 +45,8 @@ def refuse_plain_http(settings: Settings) -> None:
 async def serve(settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; open requests get ten seconds."""
     sealer = load_sealer(settings)
-    database = await Database.open(settings.database.url, pool_size=settings.database.pool_size)
+    publisher = CeleryPublisher(settings.redis.url)
+    database = await Database.open(settings.database.url, pool_size=settings.database.pool_size, publisher=publisher)
     try:
         async with database.session() as session:
             await ensure_operator_token(session, settings.state_dir)
@@ -61,6 +63,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         )
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:
+        publisher.close()
         await database.close()
 
 

@@ -75,7 +75,8 @@ class Program(ABC, Generic[Subject, Hosts]):
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         if "name" not in cls.__dict__:
-            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__.removesuffix("Program")).lower()
+            noun = cls.__name__.removesuffix("Program").removesuffix("Reconciler")
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", noun).lower()
         found: dict[str, StepInfo] = {}
         for base in reversed(cls.__mro__):
             for attribute, value in base.__dict__.items():

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
-from celery import Celery
+if TYPE_CHECKING:
+    from celery import Celery
 
 log = logging.getLogger(__name__)
 ADVANCE = "bedplate.advance"
@@ -45,6 +46,8 @@ def broker_url(url: str) -> str:
 
 def publishing_app(redis_url: str) -> Celery:
     """A Celery application that only sends: 100 ms for the socket, no retry."""
+    from celery import Celery  # a third of a second that processes without Redis need not spend
+
     app = Celery("bedplate-publisher", broker=broker_url(redis_url), set_as_current=False)
     app.conf.update(
         broker_transport_options={"socket_timeout": SOCKET_SECONDS, "socket_connect_timeout": SOCKET_SECONDS},

@@ -19,17 +19,13 @@ ALL = "all"
 
 
 class Reconciler(Program[Subject, Hosts]):
-    """Subclass it, name what there is to look at (`subjects`), write `reconcile`. Its name is the kind.
+    """Subclass it, name what there is to look at (`subjects`), write `reconcile`. Its name is the kind: FirewallReconciler
+    is `firewall`; say `name` where a program has that name already.
 
     `Reconciler[str]` with no `subjects` of its own has one run, for `all`; `Reconciler[Host]` one for each id named.
     """
 
     every: ClassVar[timedelta] = timedelta(seconds=60)
-
-    def __init_subclass__(cls, **arguments: object) -> None:
-        super().__init_subclass__(**arguments)
-        if "name" not in cls.__dict__:
-            cls.name = cls.name.removesuffix("_reconciler")
 
     @classmethod
     async def subjects(cls, world: World[Any]) -> Iterable[str]:

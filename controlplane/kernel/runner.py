@@ -27,11 +27,12 @@ from controlplane.kernel.world import World
 log = logging.getLogger(__name__)
 RENEW_SECONDS = 5.0
 _TIMER_SECONDS = 60.0  # wake-ups nearer than this get a timer of their own; the sweep finds the others
-_CHAIN = 1000  # hops in one claim; a longer chain is given back so that nobody starves
 
 
 class Runner:
     """`submit` what may be due; the runner claims it and drives it. Use as `async with`: leaving gives all work back."""
+
+    chain = 1000  # steps in one claim; a longer chain is given back so that nobody starves
 
     def __init__(self, *, world: World[Any], registry: Registry, max_steps_in_flight: int = 64) -> None:
         self.world = world
@@ -162,8 +163,11 @@ class Runner:
         if row is not None:
             await self._drive(row)
 
+    def _work_of(self, row: asyncpg.Record) -> Work:
+        return Work.of(row, self.database, self.registry.seconds.get(row["program"], {}))
+
     async def _drive(self, row: asyncpg.Record) -> None:
-        work = Work.of(row, self.database, self.registry.seconds.get(row["program"], {}))
+        work = self._work_of(row)
         self._held[work.run_id] = (work.lease, asyncio.current_task())
         try:
             await self._chain(work)
@@ -184,7 +188,7 @@ class Runner:
         if program is None:
             await self._release(work, LookupError(f"this worker has no program named {work.program}"), PROGRAM_UNKNOWN)
             return
-        for _ in range(_CHAIN):
+        for _ in range(self.chain):
             if work.step == START:
                 work.step = program.first_step
             if work.step not in program.steps:

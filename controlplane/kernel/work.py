@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import asyncpg
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -106,7 +106,7 @@ class Work:
     due: dict[tuple[str, int], None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: asyncpg.Record, database: Database, seconds_of: Mapping[str, float | None]) -> Work:
+    def of(cls, row: asyncpg.Record, database: Database, seconds_of: Mapping[str, float | None]) -> Self:
         signals = cast("list[dict[str, Any]]", json.loads(row["signals"]) if row["signals"] else [])
         return cls(
             database=database,
