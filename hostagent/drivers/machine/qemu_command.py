@@ -103,12 +103,13 @@ def _root_port(name: str, chassis: int) -> list[str]:
 
 def _disk(index: int, disk: DiskAttachment, *, is_bootable: bool) -> list[str]:
     """`reconnect` keeps the guest alive while the storage daemon is restarted; without it the disk is dead. With a kernel of
-    its own the machine has no boot order (`-kernel` takes index 0).
+    its own the machine has no boot order (`-kernel` takes index 0). `config-wce=off`: the export offers CONFIG_WCE with the
+    value 0, a guest then believes in a write-through disk, never flushes, and a killed daemon loses its writes.
     """
     if disk.transport != "vhost_user_blk":
         raise AgentError("vm.unsupported", f"disk {disk.volume_id} is no vhost-user socket", retryable=False)
     device = f"vhost-user-blk-pci,id=disk{index},bus=port_disk{index},chardev=disk_socket{index}"
-    device += f",num-queues={disk.num_queues},queue-size={disk.queue_size}"
+    device += f",num-queues={disk.num_queues},queue-size={disk.queue_size},config-wce=off"
     if disk.is_boot and is_bootable:
         device += ",bootindex=0"
     chardev = f"socket,id=disk_socket{index},path={disk.path},reconnect=1"
