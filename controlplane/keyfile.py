@@ -5,13 +5,18 @@ The one rule: it is made once, by whoever starts first, and never replaced; proc
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
 from controlplane.core.sealing import KEY_BYTES, Sealer
 from controlplane.settings import Settings
+
+CREDENTIAL = "bedplate-master-key"
+_COMMAND_SECONDS = 30
 
 
 class KeyFileUnusable(RuntimeError):
@@ -19,15 +24,41 @@ class KeyFileUnusable(RuntimeError):
 
 
 def master_key_path(settings: Settings) -> Path:
-    return settings.master_key_file or settings.state_dir / "master.key"
+    """The file named in the settings, else systemd's credential, else the one in the state directory."""
+    if settings.master_key_file is not None:
+        return settings.master_key_file
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if credentials and (credential := Path(credentials) / CREDENTIAL).exists():
+        return credential
+    return settings.state_dir / "master.key"
 
 
 def load_sealer(settings: Settings) -> Sealer:
     """A sealer with the master key; the key is made when there is none at the default place. Raises KeyFileUnusable."""
+    if settings.master_key_command:
+        return Sealer(_ask(settings.master_key_command))
     path = master_key_path(settings)
-    if settings.master_key_file is None:
+    if path == settings.state_dir / "master.key":
         _make(path)
     return Sealer(_read(path))
+
+
+def _ask(command: list[str]) -> bytes:
+    """What a command prints: 32 raw bytes, or their base64. It inherits our environment and gets no input."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_COMMAND_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KeyFileUnusable(f"the master key command {command[0]} did not answer: {error}") from error
+    if done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip()
+        raise KeyFileUnusable(f"the master key command {command[0]} failed with {done.returncode}: {words}")
+    if len(done.stdout) == KEY_BYTES:
+        return done.stdout
+    with contextlib.suppress(ValueError):
+        key = base64.b64decode(done.stdout.strip(), validate=True)
+        if len(key) == KEY_BYTES:
+            return key
+    raise KeyFileUnusable(f"the master key command {command[0]} must print {KEY_BYTES} bytes, raw or as base64")
 
 
 def _read(path: Path) -> bytes:

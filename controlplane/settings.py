@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     master_key_file: Path | None = Field(
         default=None, description="File with the 32-byte master key; default `<state_dir>/master.key`."
     )
+    master_key_command: list[str] = Field(
+        default_factory=list, description="Command (a JSON list) that prints the master key, for keys kept elsewhere."
+    )
     insecure_http: bool = Field(
         default=False, description="Allow plain HTTP on other addresses than loopback. Shown as a warning."
     )

@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.authz.service import Actor, Role
 from controlplane.core.errors import Unauthenticated
 from controlplane.core.ids import Kind, new_id
+from controlplane.core.sealing import SealBroken, Sealer
 from controlplane.identity import queries
 from controlplane.identity.errors import TokenMissing
+from controlplane.models.deployment import Deployment
 from controlplane.models.token import Token
 
 _PREFIX = "bpt_"
+_KEY_CHECK = b"bedplate"
+_KEY_CHECK_CONTEXT = "deployment.key_check"
 _SECRET_BYTES = 32
 _OPERATOR_TOKEN_NAME = "first-operator"  # noqa: S105 - the row's name
 _OPERATOR_TOKEN_FILE = "operator-token"  # noqa: S105 - a file name
@@ -80,6 +86,23 @@ async def ensure_operator_token(session: AsyncSession, state_dir: Path) -> str |
     await session.flush()
     write_secret_file(path, made.secret + "\n")
     return made.secret
+
+
+class MasterKeyWrong(RuntimeError):
+    """The master key is another one than this database's secrets are sealed with."""
+
+
+async def check_master_key(session: AsyncSession, sealer: Sealer) -> None:
+    """Remember the master key's mark at the first start, compare it later; raises MasterKeyWrong. The caller commits."""
+    made = insert(Deployment).values(id=1, key_check=sealer.seal(_KEY_CHECK, context=_KEY_CHECK_CONTEXT))
+    await session.execute(made.on_conflict_do_nothing())
+    sealed = await session.scalar(select(Deployment.key_check))
+    try:
+        sealer.open(sealed or b"", context=_KEY_CHECK_CONTEXT)
+    except SealBroken as error:
+        raise MasterKeyWrong(
+            "the master key is not the one that this database's secrets are sealed with: put the former key back"
+        ) from error
 
 
 def write_secret_file(path: Path, text: str) -> None:

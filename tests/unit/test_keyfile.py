@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.core.sealing import Sealer
 from controlplane.keyfile import KeyFileUnusable, load_sealer
 from controlplane.settings import Settings
 
@@ -43,3 +44,26 @@ def test_half_a_key_is_refused(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(KeyFileUnusable, match="exactly 32"):
         load_sealer(Settings(state_dir=tmp_path, master_key_file=path))
+
+
+def test_systemds_credential_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bedplate-master-key").write_bytes(b"k" * 32)
+    (tmp_path / "bedplate-master-key").chmod(0o400)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    sealed = Sealer(b"k" * 32).seal(b"secret", context="x")
+    assert load_sealer(Settings(state_dir=tmp_path / "state")).open(sealed, context="x") == b"secret"
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("script", ["printf %032d 7", "printf %032d 7 | base64"])
+def test_a_command_gives_the_key(tmp_path: Path, script: str) -> None:
+    settings = Settings(state_dir=tmp_path, master_key_command=["sh", "-c", script])
+    sealed = Sealer(b"7".rjust(32, b"0")).seal(b"secret", context="x")
+    assert load_sealer(settings).open(sealed, context="x") == b"secret"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo short", "exec /nonexistent"])
+def test_a_command_without_a_key_is_refused(tmp_path: Path, script: str) -> None:
+    with pytest.raises(KeyFileUnusable, match="master key command"):
+        load_sealer(Settings(state_dir=tmp_path, master_key_command=["sh", "-c", script]))

@@ -51,7 +51,7 @@ async def list_(
     """Follow events as server-sent events; a browser's `Last-Event-ID` goes on where it was cut."""
     begin = _position(call.request.headers.get("last-event-id") or after)
     wanted = Wanted(project_id=await _project_id(call, project), kinds=tuple(kind or ()), subject_id=subject)
-    content = service.stream(call.services, begin, wanted)
+    content = service.stream(call.services.database, call.services.events, begin, wanted)
     return StreamingResponse(content, media_type="text/event-stream", headers=_HEADERS)
 
 

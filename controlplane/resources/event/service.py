@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from controlplane.api.call import Services
 from controlplane.core import json
+from controlplane.events.feed import EventFeed, Sessions
 from controlplane.models.event import Event
 from controlplane.resources.event import queries
 from controlplane.resources.event.schemas import EventView
@@ -21,13 +21,12 @@ def encode(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.position or 0, event.kind.encode(), body)
 
 
-async def stream(services: Services, after: int | None, wanted: queries.Wanted) -> AsyncIterator[bytes]:
+async def stream(database: Sessions, feed: EventFeed, after: int | None, wanted: queries.Wanted) -> AsyncIterator[bytes]:
     """Events behind `after` (None: from now on) for ever; a comment line every 15 s shows that the stream lives.
 
     When events behind `after` were removed by age, the first message is `events.reset`: look at everything anew.
     """
-    feed = services.events
-    async with services.database.sessionmaker() as session:
+    async with database.sessionmaker() as session:
         position = await queries.head(session) if after is None else after
         tail = await queries.tail(session)
     yield b"retry: 1000\n: position %d\n\n" % position
@@ -35,7 +34,7 @@ async def stream(services: Services, after: int | None, wanted: queries.Wanted) 
         yield b'id: %d\nevent: events.reset\ndata: {"position":%d}\n\n' % (tail - 1, tail - 1)
         position = tail - 1
     while not feed.is_closed:
-        async with services.database.sessionmaker() as session:
+        async with database.sessionmaker() as session:
             newest = feed.head
             events = await queries.after(session, position, wanted)
         for event in events:
