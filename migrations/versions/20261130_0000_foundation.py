@@ -38,6 +38,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name=op.f("blob_pkey")),
     )
     op.create_table(
+        "deployment",
+        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("epoch", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("key_check", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("epoch > 0", name=op.f("deployment_epoch_is_positive")),
+        sa.CheckConstraint("id = 1", name=op.f("deployment_is_one")),
+        sa.PrimaryKeyConstraint("id", name=op.f("deployment_pkey")),
+    )
+    op.create_table(
         "event",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("sequence", sa.BigInteger(), sa.Identity(always=True), nullable=False),
