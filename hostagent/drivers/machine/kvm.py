@@ -15,40 +15,68 @@ import tempfile
 from pathlib import Path
 
 from hostagent.drivers.machine.qemu_command import PROGRAM, SANDBOX
-from hostagent.lib.program import run
-from hostagent.protocol.errors import AgentError
 from hostagent.protocol.facts import KvmFact
 
 DEVICE = Path("/dev/kvm")
-PROBE_SECONDS = 12.0
-MARK = b"bedplate: a guest runs\n"
+IMAGES = Path("/var/lib/bedplate/images")
+FIRST_WORD_SECONDS = 5.0  # under KVM a kernel speaks within a second, nested in an emulated machine within three
+PROBE_SECONDS = 20.0
+KERNEL_SPEAKS = b"Linux version"
+NO_KERNEL = "no kernel is on this host yet to try it with"
+MARK = b"bedplate: a guest runs"
 LOAD_ADDRESS = 0x400000
 HEADERS_BYTES = 120
 
 
+async def probe(images: Path = IMAGES) -> KvmFact:
+    """The fact of this host, with whatever kernel is at hand."""
+    return await probe_kvm(host_kernels(images), tsc_khz=tsc_khz())
+
+
 async def probe_kvm(kernels: tuple[Path, ...], *, tsc_khz: int, device: Path = DEVICE, accelerator: str = "kvm") -> KvmFact:
-    """Boots the first kernel that exists. Takes up to PROBE_SECONDS where KVM does not work; never raises."""
+    """Boots the first kernel that exists. Never raises; where KVM does not work it takes FIRST_WORD_SECONDS."""
     if not os.access(device, os.F_OK):
         return KvmFact(device_present=False, usable=False, reason="there is no /dev/kvm")
     if not os.access(PROGRAM, os.X_OK):
         return KvmFact(device_present=True, usable=False, reason=f"{PROGRAM} is not installed")
     kernel = next((path for path in kernels if path.is_file()), None)
     if kernel is None:
-        return KvmFact(device_present=True, usable=False, reason="no kernel is on this host yet to try it with")
+        return KvmFact(device_present=True, usable=False, reason=NO_KERNEL)
     with tempfile.TemporaryDirectory(prefix="bedplate-probe-") as directory:
         initramfs = Path(directory) / "initramfs"
         await asyncio.to_thread(initramfs.write_bytes, probe_initramfs())
-        try:
-            finished = await run(*_argv(kernel, initramfs, tsc_khz, accelerator), deadline_seconds=PROBE_SECONDS, check=False)
-        except AgentError as error:
-            if error.code != "program.timed_out":
-                return KvmFact(device_present=True, usable=False, reason=error.message)
-            reason = f"a guest did not reach its first process within {PROBE_SECONDS:g} s"
-            return KvmFact(device_present=True, usable=False, reason=reason)
-    if MARK.strip() in finished.stdout:
-        return KvmFact(device_present=True, usable=True)
-    words = finished.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "the guest ended before its first process"
-    return KvmFact(device_present=True, usable=False, reason=words[:200])
+        reason = await _boot(_argv(kernel, initramfs, tsc_khz, accelerator))
+    return KvmFact(device_present=True, usable=not reason, reason=reason)
+
+
+async def _boot(argv: tuple[str, ...]) -> str:
+    """Why the guest did not reach its first process; "" when it did."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said, loop = b"", asyncio.get_running_loop()
+    deadline = loop.time() + FIRST_WORD_SECONDS
+    try:
+        while MARK not in said:
+            chunk = await asyncio.wait_for(process.stdout.read(4096), deadline - loop.time())
+            if not chunk:
+                words = (await process.stderr.read(4096)).decode(errors="replace").strip()
+                return words[-200:] or "the guest ended before its first process"
+            if KERNEL_SPEAKS not in said and KERNEL_SPEAKS in said + chunk:
+                deadline += PROBE_SECONDS
+            said += chunk
+    except TimeoutError:
+        if KERNEL_SPEAKS in said:
+            return f"a guest kernel did not reach its first process within {PROBE_SECONDS:g} s"
+        return f"a guest kernel did not say a word within {FIRST_WORD_SECONDS:g} s"
+    else:
+        return ""
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def host_kernels(images: Path) -> tuple[Path, ...]:
@@ -81,18 +109,18 @@ def probe_program() -> bytes:
     code = b"\xb8" + struct.pack("<I", 1)  # mov eax, SYS_write
     code += b"\xbf" + struct.pack("<I", 1)  # mov edi, 1
     code += b"\x48\xbe" + struct.pack("<Q", mark_address)  # mov rsi, mark
-    code += b"\xba" + struct.pack("<I", len(MARK)) + b"\x0f\x05"  # mov edx, length; syscall
+    code += b"\xba" + struct.pack("<I", len(MARK) + 1) + b"\x0f\x05"  # mov edx, length; syscall
     code += b"\xbf" + struct.pack("<I", 0xFEE1DEAD)  # mov edi, LINUX_REBOOT_MAGIC1
     code += b"\xbe" + struct.pack("<I", 0x28121969)  # mov esi, LINUX_REBOOT_MAGIC2
     code += b"\xba" + struct.pack("<I", 0x01234567)  # mov edx, LINUX_REBOOT_CMD_RESTART
     code += b"\xb8" + struct.pack("<I", 169) + b"\x0f\x05"  # mov eax, SYS_reboot; syscall
     code += b"\xeb\xfe"  # jmp to itself
     assert len(code) == code_length
-    size = HEADERS_BYTES + len(code) + len(MARK)
+    size = HEADERS_BYTES + len(code) + len(MARK) + 1
     header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     header += struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, LOAD_ADDRESS + HEADERS_BYTES, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, LOAD_ADDRESS, LOAD_ADDRESS, size, size, 0x1000)
-    return header + segment + code + MARK
+    return header + segment + code + MARK + b"\n"
 
 
 def _member(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
@@ -104,7 +132,7 @@ def _member(name: str, mode: int, content: bytes = b"", device: tuple[int, int] 
 
 def _argv(kernel: Path, initramfs: Path, tsc: int, accelerator: str) -> tuple[str, ...]:
     cpu = "host" if accelerator == "kvm" else "max"
-    cmdline = f"console=ttyS0 quiet panic=-1 reboot=t tsc_early_khz={tsc}"
+    cmdline = f"console=ttyS0 edd=off earlyprintk=serial,ttyS0,115200 loglevel=6 panic=-1 reboot=t tsc_early_khz={tsc}"
     return (
         *(PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-sandbox", SANDBOX),
         *("-machine", f"q35,accel={accelerator}", "-cpu", cpu, "-m", "128M"),
