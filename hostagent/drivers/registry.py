@@ -75,6 +75,7 @@ def _supervisor(paths: Paths, config: HostConfig) -> SupervisorDriver:
 
 def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
     from hostagent.drivers.machine import qemu_command
+    from hostagent.drivers.supervisor.cgroup import writable_hierarchies
 
     machines: list[MachineDriver] = []
     if os.access(qemu_command.PROGRAM, os.X_OK):
@@ -83,6 +84,10 @@ def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
 
         kvm_groups = (Path("/dev/kvm").stat().st_gid,) if Path("/dev/kvm").exists() else ()
         machines.append(QemuMachine(below, paths, tsc_khz=tsc_khz(), kvm_groups=kvm_groups))
+    if os.access("/usr/sbin/runc", os.X_OK):
+        from hostagent.drivers.machine.container import ContainerMachine
+
+        machines.append(ContainerMachine(below, paths, has_cgroups=bool(writable_hierarchies())))
     return machines
 
 
