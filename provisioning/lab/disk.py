@@ -11,7 +11,15 @@ from pathlib import Path
 from provisioning.lab.model import HostRecord
 from provisioning.lab.network import run
 
-INIT = Path(__file__).with_name("init.py")
+SUPERVISOR = Path(__file__).parents[2] / "hostagent"
+INIT_MAIN = """\
+import sys
+
+from hostagent.drivers.supervisor.init import main
+
+sys.exit(main(["--run", "/run/bedplate", "--units", "/etc/lab/units.d", "--units", "/etc/bedplate/units.d"]))
+"""
+SSHD_LOG = "/var/log/sshd.log"
 OPAQUE = ("ssh", "bedplate", "lab")
 
 SSHD_CONFIG = """\
@@ -50,12 +58,19 @@ def prepare_disk(disk: Path, record: HostRecord, *, data_interface: str) -> None
     _prepare_ssh(etc / "ssh", record)
     units = etc / "lab/units.d"
     units.mkdir()
-    (units / "sshd.json").write_text(json.dumps({"name": "sshd", "argv": ["/usr/sbin/sshd", "-D", "-e"]}))
-    shutil.copyfile(INIT, etc / "lab/init.py")
+    sshd = {"name": "sshd", "argv": ["/usr/sbin/sshd", "-D", "-e"], "restart": "always", "log_path": SSHD_LOG}
+    (units / "sshd.json").write_text(json.dumps(sshd))
+    _install_init(etc / "lab/init")
     root = disk / "root"
     (root / ".ssh").mkdir(parents=True)
     (root / ".ssh").chmod(0o700)
     root.chmod(0o700)
+
+
+def _install_init(directory: Path) -> None:
+    """Pid 1: the product's plain supervisor, from a copy of its source, so that the host has it before it is enrolled."""
+    shutil.copytree(SUPERVISOR, directory / "hostagent", ignore=shutil.ignore_patterns("__pycache__"))
+    (directory / "__main__.py").write_text(INIT_MAIN)
 
 
 def _prepare_ssh(directory: Path, record: HostRecord) -> None:

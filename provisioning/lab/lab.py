@@ -20,7 +20,7 @@ from typing import IO, Self
 
 from provisioning.lab import network
 from provisioning.lab.cgroups import Hierarchy, hierarchies, make_cgroups, remove_cgroups
-from provisioning.lab.disk import prepare_disk
+from provisioning.lab.disk import SSHD_LOG, prepare_disk
 from provisioning.lab.model import (
     FIRST_HOST_NUMBER,
     HostRecord,
@@ -255,7 +255,7 @@ class Lab:
             "boot_id": str(uuid.uuid4()),
             "network": network.host_commands(self.record, host.record),
             "cgroups": [entry.config(self.record.id, host.name) for entry in found],
-            "init": ["/usr/bin/python3", "-I", "-S", "/etc/lab/init.py"],
+            "init": ["/usr/bin/python3", "-I", "-S", "/etc/lab/init"],
         }
         path = host.disk / "boot.json"
         path.write_text(json.dumps(config))
@@ -290,7 +290,7 @@ class Lab:
                 if not host.is_running:
                     break
             time.sleep(0.05)
-        log = host.disk / "var/log/units/sshd.log"
+        log = host.disk / SSHD_LOG.lstrip("/")
         raise LabError(
             f"{host.name}: no sshd after {BOOT_SECONDS} s: {log.read_text() if log.exists() else self._boot_log(host)}"
         )

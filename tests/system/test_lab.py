@@ -73,7 +73,7 @@ def test_hosts_reach_each_other_over_both_families(lab: Lab) -> None:
 
 def test_only_pid_1_is_the_ancestor_and_units_restart(lab: Lab) -> None:
     b = lab.host("b")
-    unit = {"name": "beat", "argv": ["/bin/sh", "-c", "echo $$ >> /root/beats; exec sleep 1000"]}
+    unit = {"name": "beat", "argv": ["/bin/sh", "-c", "echo $$ >> /root/beats; exec sleep 1000"], "restart": "always"}
     b.exec(
         ["sh", "-c", "mkdir -p /etc/bedplate/units.d; cat > /etc/bedplate/units.d/beat.json"], stdin=json.dumps(unit).encode()
     )

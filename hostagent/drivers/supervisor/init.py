@@ -1,11 +1,12 @@
 """The plain supervisor's daemon: pid 1 of a host without systemd (a lab host), or a service of such a host.
 
-`python -m hostagent.drivers.supervisor.init --run /run/bedplate [--units DIRECTORY]`
+`python -m hostagent.drivers.supervisor.init --run /run/bedplate [--units DIRECTORY]…`
 
 It starts named units, reaps everything, and answers one JSON line per JSON line on `<run>/supervisor.sock` (root only):
-`{"op": "apply", "unit": {…}}`, `{"op": "observe" | "remove", "name": …}`, `{"op": "names"}`; the answer is
-`{"ok": true, …}` or `{"ok": false, "code", "message"}`. Units found as JSON files
-in the units directory, if one is named, start with the daemon and may say `"restart": "always"`.
+`{"op": "apply", "unit": {…}}`, `{"op": "observe" | "remove", "name": …}`, `{"op": "names"}`, `{"op": "reload"}`; the answer
+is `{"ok": true, …}` or `{"ok": false, "code", "message"}`. Units found as JSON files in the units directories start with the
+daemon and may say `"restart": "always"`; `reload` (or SIGHUP) starts what is new, stops
+what lost its file, restarts what has another one.
 
 The one rule: a unit outlives this daemon where it can. What runs is written down in `<run>/supervisor/`, so a daemon that
 was restarted watches its units again by pidfd (their exit codes are then unknown); as pid 1 its end is the host's end.
@@ -38,9 +39,10 @@ PR_SET_CHILD_SUBREAPER = 36
 class Init:
     """All units of one host."""
 
-    def __init__(self, run: Path, units: Path | None = None) -> None:
+    def __init__(self, run: Path, units: tuple[Path, ...] = ()) -> None:
         self.run = run
-        self.units_directory = units
+        self.units_directories = units
+        self.from_files: set[str] = set()
         self.units: dict[str, Unit] = {}
         self.boot_id = ""
         self._ended = asyncio.Event()
@@ -52,6 +54,7 @@ class Init:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload()))
         self._adopt()
         server = await asyncio.start_unix_server(self._serve, self._socket_path(), limit=MAX_LINE_BYTES)
         self._socket_path().chmod(0o600)
@@ -71,8 +74,9 @@ class Init:
         self.run.mkdir(parents=True, exist_ok=True, mode=0o755)
         memory.mkdir(exist_ok=True, mode=0o700)
         if os.getpid() == 1:
-            self.boot_id = str(uuid.uuid4())
-            (self.run / "boot_id").write_text(f"{self.boot_id}\n", encoding="ascii")
+            written = self.run / "boot_id"  # whoever made the namespaces may have chosen one already
+            self.boot_id = written.read_text(encoding="ascii").strip() if written.exists() else str(uuid.uuid4())
+            written.write_text(f"{self.boot_id}\n", encoding="ascii")
         else:
             self.boot_id = kernel_boot_id()
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -89,16 +93,35 @@ class Init:
                 continue
             self.units[unit.wanted.name] = unit
 
-    def _autostart(self) -> None:
-        if self.units_directory is None or not self.units_directory.is_dir():
-            return
-        for file in sorted(self.units_directory.glob("*.json")):
+    def _unit_files(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Unit and restart policy by name; one bad file does not keep the others down."""
+        found: dict[str, tuple[dict[str, Any], str]] = {}
+        for file in sorted(file for directory in self.units_directories for file in directory.glob("*.json")):
             try:
                 plain = json.loads(file.read_bytes())
                 restart = plain.pop("restart", "never")
-                self._apply(plain, restart=restart)
-            except (ValueError, TypeError, KeyError, StartError) as error:
+                found[unit_from_json(plain).name] = plain, restart
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 print(f"bedplate-init: {file}: {error}", file=sys.stderr, flush=True)
+        return found
+
+    def _autostart(self) -> None:
+        files = self._unit_files()
+        for name, (plain, restart) in files.items():
+            try:
+                self._apply(plain, restart=restart)
+            except (ValueError, StartError) as error:
+                print(f"bedplate-init: {name}: {error}", file=sys.stderr, flush=True)
+        self.from_files = set(files)
+
+    async def _reload(self) -> None:
+        """Stop what lost its file or has another one now, start what is not running."""
+        files = self._unit_files()
+        for name in self.from_files:
+            unit = self.units.get(name)
+            if unit is not None and (name not in files or unit_from_json(files[name][0]) != unit.wanted):
+                await self._remove(name)
+        self._autostart()
 
     def _reap(self) -> None:
         """Collects every child, also those that orphaned processes left to us."""
@@ -147,6 +170,9 @@ class Init:
             case "remove":
                 await self._remove(request["name"])
                 return {}
+            case "reload":
+                await self._reload()
+                return {}
             case "names":
                 return {"names": list(self.units), "boot_id": self.boot_id}
             case other:
@@ -184,9 +210,9 @@ def _is_allowed(connection: socket.socket) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bedplate-init", description="The plain supervisor.")
     parser.add_argument("--run", type=Path, default=Path("/run/bedplate"))
-    parser.add_argument("--units", type=Path)
+    parser.add_argument("--units", type=Path, action="append", default=[])
     options = parser.parse_args(arguments)
-    asyncio.run(Init(options.run, options.units).main())
+    asyncio.run(Init(options.run, tuple(options.units)).main())
     return 0
 
 
