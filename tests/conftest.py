@@ -37,6 +37,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "qemu": lambda: shutil.which("qemu-system-x86_64") is not None,
     "qsd": lambda: shutil.which("qemu-storage-daemon") is not None,
     "runc": lambda: shutil.which("runc", path="/usr/sbin:/usr/bin") is not None,
+    "model": lambda: any(shutil.which(name) for name in ("pip3", "pip", "uv")),
     "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is not None,
 }
 

@@ -101,12 +101,11 @@ def make_tree(tree: Path, *, suite: str, mirror: str, packages: tuple[str, ...])
         raise
 
 
-def download_kernel(directory: Path, *, suite: str, mirror: str, package: str, architecture: str) -> Path:
-    """Downloads what the kernel meta package depends on and unpacks it below `directory`; returns the unpacked tree.
+def private_apt(apt: Path, *, suite: str, mirror: str, architecture: str) -> list[str]:
+    """Options for apt-get and apt-cache with lists, cache and sources of their own below `apt`, brought up to date.
 
-    With lists, cache and sources of its own, so that the machine's apt state is neither used nor changed.
+    The machine's apt state is neither used nor changed; what comes is verified by Debian's keyring.
     """
-    apt = directory / "apt"
     for name in ("lists/partial", "archives/partial", "trusted"):
         (apt / name).mkdir(parents=True, exist_ok=True)
     (apt / "status").touch()
@@ -126,6 +125,13 @@ def download_kernel(directory: Path, *, suite: str, mirror: str, package: str, a
     }
     flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
     run(["apt-get", "-q", *flags, "update"])
+    return flags
+
+
+def download_kernel(directory: Path, *, suite: str, mirror: str, package: str, architecture: str) -> Path:
+    """Downloads what the kernel meta package depends on and unpacks it below `directory`; returns the unpacked tree."""
+    apt = directory / "apt"
+    flags = private_apt(apt, suite=suite, mirror=mirror, architecture=architecture)
     shown = run(["apt-cache", *flags, "show", "--no-all-versions", package])
     match = re.search(r"^Depends: .*?(linux-image-[0-9][^ ,]*)", shown, re.MULTILINE)
     if not match:
