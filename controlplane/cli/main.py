@@ -1,4 +1,4 @@
-"""The `bedplate` command: one sub-command per noun, found in `nouns/`, and the words that start processes.
+"""The `bedplate` command: one sub-command per noun, found in `nouns/`, others in `commands/`, and what starts processes.
 
 The one rule: a noun is imported only when it is asked for or listed, so that every command starts quickly.
 """
@@ -9,11 +9,17 @@ import importlib
 import os
 import pkgutil
 import sys
+import tomllib
+from functools import cache
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import ModuleType
 
 import typer
 
-from controlplane.cli import nouns
+from controlplane.cli import commands, nouns
+from controlplane.cli.errors import CommandFailed, Exit
 
 app = typer.Typer(
     name="bedplate", no_args_is_help=True, pretty_exceptions_enable=False, help="A private cloud for AI inference."
@@ -24,7 +30,10 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 @app.command()
 def version() -> None:
     """Print the version of this program."""
-    print(installed_version("bedplate"))
+    try:
+        print(installed_version("bedplate"))
+    except PackageNotFoundError:  # a checkout that is not installed
+        print(tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["version"])
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
@@ -52,15 +61,36 @@ def _replace_by(module: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 - constant program, no shell
 
 
-def mount_nouns() -> None:
-    for found in sorted(pkgutil.iter_modules(nouns.__path__), key=lambda module: module.name):
-        module = importlib.import_module(f"{nouns.__name__}.{found.name}")
-        app.add_typer(module.app, name=found.name.replace("_", "-"))
+def mount(arguments: list[str]) -> None:
+    """Mount the commands, and of the nouns the one that is asked for; all of them for help and completion."""
+    for name in _modules(commands):
+        _mount(commands.__name__, name)
+    known = _modules(nouns)
+    wanted = arguments[0].replace("-", "_") if arguments else ""
+    for name in [wanted] if wanted in known else known:
+        _mount(nouns.__name__, name)
+
+
+@cache
+def _mount(package: str, name: str) -> None:
+    module = importlib.import_module(f"{package}.{name}")
+    app.add_typer(module.app, name=name.replace("_", "-") if package == nouns.__name__ else None)
+
+
+def _modules(package: ModuleType) -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
 def main() -> None:
-    mount_nouns()
-    app()
+    mount(sys.argv[1:])
+    try:
+        app(prog_name="bedplate")
+    except CommandFailed as failure:
+        failure.tell()
+        sys.exit(failure.exit_code)
+    except BrokenPipeError:  # `bedplate vm list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.FAILED)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""Waiting for an operation, with its steps as they happen.
+
+The one rule: waiting changes nothing; interrupted, it says how to go on.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import Any
+
+from controlplane.cli.client import Client
+from controlplane.cli.errors import CommandFailed, Exit, exit_code_of
+from controlplane.cli.output import say
+
+DEFAULT_TIMEOUT = "30m"
+_DURATION = re.compile(r"(\d+)(s|m|h)")
+_POLL_SECONDS = 20
+_POLL_ON_TERMINAL_SECONDS = 1
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `30m` or `2h` in seconds; raises CommandFailed."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise CommandFailed(f"{text!r} is not a time", why="write 90s, 30m or 2h", exit_code=Exit.USAGE)
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+class StepList:
+    """The live list: on a terminal the present step counts its seconds, elsewhere one line a step."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._step, self._since, self._told_error = "", time.monotonic(), ""
+
+    def show(self, steps: list[dict[str, Any]]) -> None:
+        """Take in what the operation says now."""
+        if not steps:
+            return
+        step = steps[-1]
+        if step["name"] != self._step:
+            self._finish("✓")
+            self._step, self._since, self._told_error = step["name"], time.monotonic(), ""
+            if not self._is_live:
+                say(f"  {self._step} …")
+        error = (step.get("error") or "") if step.get("attempt", 0) > 1 else ""
+        if self._is_live:
+            words = f"  {self._step} … {time.monotonic() - self._since:.0f} s"
+            tries = f" (try {step['attempt']}: {error})" if error else ""
+            print(f"\r\033[K{(words + tries)[:120]}", end="", file=sys.stderr, flush=True)
+        elif error and error != self._told_error:
+            say(f"  {self._step}: try {step['attempt']}: {error}")
+        self._told_error = error
+
+    def end(self, mark: str) -> None:
+        self._finish(mark)
+        self._step = ""
+
+    def _finish(self, mark: str) -> None:
+        if self._step:
+            line = f"  {mark} {self._step:<14} {time.monotonic() - self._since:6.1f} s"
+            say(f"\r\033[K{line}" if self._is_live else line)
+
+
+def wait_for(client: Client, operation_id: str | None, *, timeout: str = DEFAULT_TIMEOUT) -> dict[str, Any] | None:
+    """Return the operation when it has succeeded; None when there is none. Raises CommandFailed for every other end."""
+    if operation_id is None:
+        return None
+    ends_at = time.monotonic() + seconds_of(timeout)
+    steps, seen = StepList(), ""
+    poll = _POLL_ON_TERMINAL_SECONDS if sys.stderr.isatty() else _POLL_SECONDS
+    try:
+        while True:
+            left = max(0.0, ends_at - time.monotonic())
+            wait = f"{int(min(poll, left) * 1000)}ms"
+            operation = client.get(f"/v1/operations/{operation_id}", wait=wait, seen=seen or None)
+            steps.show(operation["steps"])
+            seen = operation["steps"][-1]["name"] if operation["steps"] else seen
+            if operation["state"] != "running":
+                return _ended(operation, steps)
+            if left == 0.0:
+                raise _timed_out(operation_id, timeout)
+    except KeyboardInterrupt:
+        say(f"\nIt goes on without you: bedplate operation wait {operation_id}")
+        raise
+
+
+def _ended(operation: dict[str, Any], steps: StepList) -> dict[str, Any]:
+    state = operation["state"]
+    steps.end("✓" if state == "succeeded" else "✗")
+    if state == "succeeded":
+        return operation
+    if state == "superseded":
+        raise CommandFailed(
+            f"{operation['action']} was superseded by a later change", exit_code=Exit.CONFLICT, code="operation.superseded"
+        )
+    code = operation["error_code"] or ""
+    raise CommandFailed(
+        f"{operation['action']} failed",
+        why=operation["error_detail"] or "",
+        hint="bedplate incident list",
+        code=code,
+        exit_code=exit_code_of(code),
+    )
+
+
+def _timed_out(operation_id: str, timeout: str) -> CommandFailed:
+    return CommandFailed(f"not done within {timeout}", hint=f"bedplate operation wait {operation_id}", exit_code=Exit.TIMED_OUT)
