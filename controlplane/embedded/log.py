@@ -5,7 +5,6 @@ The one rule: files are turned over at 16 MiB and one old file is kept, so that 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
@@ -26,14 +25,6 @@ class Log:
     def _open(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    async def follow(self, process: asyncio.subprocess.Process) -> None:
-        """Copy the output until it ends; cut lines are passed on as they are."""
-        stream = process.stdout
-        if stream is None:
-            return
-        while chunk := await stream.read(_LINE_BYTES):
-            self.write(chunk)
 
     def write(self, data: bytes) -> None:
         if self._file < 0:

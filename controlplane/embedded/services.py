@@ -98,8 +98,14 @@ class Deployment:
         api, gateway = self.settings.api, self.settings.gateway
         return [
             self._program("api", is_ready=answers(api.listen, api.tls, "/readyz")),
+            *(self._program(name, "controlplane.worker") for name in self._worker_names()),
+            self._program("beat", "controlplane.worker.beat"),
             self._program("gateway", is_ready=answers(gateway.listen, gateway.tls, "/healthz")),
         ]
+
+    def _worker_names(self) -> list[str]:
+        count = self.settings.worker.processes
+        return ["worker"] if count == 1 else [f"worker{number}" for number in range(1, count + 1)]
 
     def _program(
         self,

@@ -7,23 +7,20 @@ The one rule: no process outlives the supervisor. Each child leads a process gro
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import pwd
 import signal
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from controlplane.embedded.log import Log
+from controlplane.embedded.process import Process
 
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 15.0
 _STEADY_SECONDS = 30.0  # a child that ran so long starts again without a pause
 _FIRST_START_TRIES = 3
-_DRAIN_SECONDS = 2.0
 
 
 class ServiceFailed(RuntimeError):
@@ -53,12 +50,11 @@ class Child:
 
     service: Service
     log: Log
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
     starts: int = 0
     failure: str = ""
     watcher: asyncio.Task[None] | None = None
-    follower: asyncio.Task[None] | None = None
 
 
 class Supervisor:
@@ -107,16 +103,15 @@ class Supervisor:
                 await self._stop_process(child, child.process)
             child.log.close()
 
-    async def _stop_process(self, child: Child, process: asyncio.subprocess.Process) -> None:
+    async def _stop_process(self, child: Child, process: Process) -> None:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(child.service.stop_signal)
+            process.send_signal(child.service.stop_signal)
             try:
                 async with asyncio.timeout(child.service.stop_seconds):
                     await process.wait()
             except TimeoutError:
                 self._report(child.service.name, f"did not stop within {child.service.stop_seconds:.0f} s; killing it")
-        await _reap(child, process)
+        await _reap(process)
         self._report(child.service.name, "stopped")
 
     async def _keep_running(self, child: Child) -> None:
@@ -142,41 +137,31 @@ class Supervisor:
             child.starts += 1
             return f"could not be started: {error}"
         if not await self._becomes_ready(child, process):
-            await _reap(child, process)
+            await _reap(process)
             return f"was not ready within {child.service.ready_seconds:.0f} s"
         if process.returncode is None:
-            self._report(child.service.name, f"ready in {time.monotonic() - began:.1f} s (pid {process.pid})")
+            words = f"ready in {time.monotonic() - began:.1f} s" if child.service.is_ready else "started"
+            self._report(child.service.name, f"{words} (pid {process.pid})")
             child.is_up.set()
         code = await process.wait()
-        await _reap(child, process)
+        await _reap(process)
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
-    async def _spawn(self, child: Child) -> asyncio.subprocess.Process:
+    async def _spawn(self, child: Child) -> Process:
         service = child.service
         if service.prepare is not None:
             await asyncio.to_thread(service.prepare)
         child.starts += 1
-        account = service.account
-        child.process = await asyncio.create_subprocess_exec(
-            "setpriv",
-            "--pdeathsig",
-            service.death_signal.name.removeprefix("SIG"),
-            "--",
-            *service.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env=service.environment,
-            start_new_session=True,
-            user=account and account.pw_uid,
-            group=account and account.pw_gid,
-            extra_groups=[] if account else None,
+        child.process = Process(
+            service.argv,
+            environment=service.environment,
+            write=child.log.write,
+            death_signal=service.death_signal,
+            account=service.account,
         )
-        child.follower = asyncio.create_task(child.log.follow(child.process), name=f"log {service.name}")
         return child.process
 
-    async def _becomes_ready(self, child: Child, process: asyncio.subprocess.Process) -> bool:
+    async def _becomes_ready(self, child: Child, process: Process) -> bool:
         """True when it answers or has ended; False when the time is over."""
         is_ready = child.service.is_ready
         if is_ready is None:
@@ -191,15 +176,8 @@ class Supervisor:
         return True
 
 
-async def _reap(child: Child, process: asyncio.subprocess.Process) -> None:
+async def _reap(process: Process) -> None:
     """Make sure that nothing of the process is left, and that its last words are in the log."""
-    _kill_group(process.pid)
+    process.kill()
     await process.wait()
-    if child.follower is not None:
-        await asyncio.wait({child.follower}, timeout=_DRAIN_SECONDS)
-        child.follower.cancel()
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    process.drain()

@@ -25,7 +25,7 @@ from controlplane.embedded.valkey import ValkeyFailed
 from controlplane.keyfile import KeyFileUnusable, load_sealer
 from controlplane.settings import Settings
 
-_COLOURS = {"ready": 32, "stopped": 90, "was": 31, "ended": 31, "could": 31}
+_COLOURS = {"ready": 32, "started": 32, "stopped": 90, "was": 31, "ended": 31, "could": 31}
 
 
 def say(name: str, words: str) -> None:
