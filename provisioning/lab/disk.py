@@ -17,7 +17,7 @@ import sys
 
 from hostagent.drivers.supervisor.init import main
 
-sys.exit(main(["--run", "/run/bedplate", "--units", "/etc/lab/units.d", "--units", "/etc/bedplate/units.d"]))
+sys.exit(main(["--run", "/run/init", "--units", "/etc/lab/units.d", "--units", "/etc/bedplate/units.d"]))
 """
 SSHD_LOG = "/var/log/sshd.log"
 OPAQUE = ("ssh", "bedplate", "lab")
@@ -68,7 +68,10 @@ def prepare_disk(disk: Path, record: HostRecord, *, data_interface: str) -> None
 
 
 def _install_init(directory: Path) -> None:
-    """Pid 1: the product's plain supervisor, from a copy of its source, so that the host has it before it is enrolled."""
+    """Pid 1: the product's plain supervisor, from a copy of its source, so that the host has it before it is enrolled.
+
+    Its run directory is not the product's: what enrolment installs (a supervisor of its own, the agent) are units of it.
+    """
     shutil.copytree(SUPERVISOR, directory / "hostagent", ignore=shutil.ignore_patterns("__pycache__"))
     (directory / "__main__.py").write_text(INIT_MAIN)
 

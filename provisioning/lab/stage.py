@@ -138,7 +138,7 @@ def make_devices(dev: Path) -> None:
 def make_kernel_views(root: Path, config: dict[str, Any]) -> None:
     """proc, sys and cgroups of these namespaces, and a boot id of the host's own (it changes with every boot)."""
     mount("proc", root / "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    boot_id = root / "run/bedplate/boot_id"
+    boot_id = root / "run/init/boot_id"
     boot_id.parent.mkdir(mode=0o755)
     boot_id.write_text(config["boot_id"] + "\n")
     bind(boot_id, root / "proc/sys/kernel/random/boot_id")

@@ -5,7 +5,7 @@
 It starts named units, reaps everything, and answers one JSON line per JSON line on `<run>/supervisor.sock` (root only):
 `{"op": "apply", "unit": {…}}`, `{"op": "observe" | "remove", "name": …}`, `{"op": "names"}`, `{"op": "reload"}`; the answer
 is `{"ok": true, …}` or `{"ok": false, "code", "message"}`. Units found as JSON files in the units directories start with the
-daemon and may say `"restart": "always"`; `reload` (or SIGHUP) starts what is new, stops
+daemon and again when they end, unless they say `"restart": "never"`; `reload` (or SIGHUP) starts what is new, stops
 what lost its file, restarts what has another one.
 
 The one rule: a unit outlives this daemon where it can. What runs is written down in `<run>/supervisor/`, so a daemon that
@@ -99,7 +99,7 @@ class Init:
         for file in sorted(file for directory in self.units_directories for file in directory.glob("*.json")):
             try:
                 plain = json.loads(file.read_bytes())
-                restart = plain.pop("restart", "never")
+                restart = plain.pop("restart", "always")
                 found[unit_from_json(plain).name] = plain, restart
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 print(f"bedplate-init: {file}: {error}", file=sys.stderr, flush=True)
