@@ -15,6 +15,8 @@ SUPERVISOR = Path(__file__).parents[2] / "hostagent"
 INIT_MAIN = """\
 import sys
 
+sys.path.insert(0, "/etc/lab")
+
 from hostagent.drivers.supervisor.init import main
 
 sys.exit(main(["--run", "/run/init", "--units", "/etc/lab/units.d", "--units", "/etc/bedplate/units.d"]))
@@ -60,7 +62,7 @@ def prepare_disk(disk: Path, record: HostRecord, *, data_interface: str) -> None
     units.mkdir()
     sshd = {"name": "sshd", "argv": ["/usr/sbin/sshd", "-D", "-e"], "restart": "always", "log_path": SSHD_LOG}
     (units / "sshd.json").write_text(json.dumps(sshd))
-    _install_init(etc / "lab/init")
+    _install_init(etc / "lab")
     root = disk / "root"
     (root / ".ssh").mkdir(parents=True)
     (root / ".ssh").chmod(0o700)
@@ -73,7 +75,7 @@ def _install_init(directory: Path) -> None:
     Its run directory is not the product's: what enrolment installs (a supervisor of its own, the agent) are units of it.
     """
     shutil.copytree(SUPERVISOR, directory / "hostagent", ignore=shutil.ignore_patterns("__pycache__"))
-    (directory / "__main__.py").write_text(INIT_MAIN)
+    (directory / "init.py").write_text(INIT_MAIN)
 
 
 def _prepare_ssh(directory: Path, record: HostRecord) -> None:

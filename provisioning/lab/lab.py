@@ -255,7 +255,7 @@ class Lab:
             "boot_id": str(uuid.uuid4()),
             "network": network.host_commands(self.record, host.record),
             "cgroups": [entry.config(self.record.id, host.name) for entry in found],
-            "init": ["/usr/bin/python3", "-I", "-S", "/etc/lab/init"],
+            "init": ["/usr/bin/python3", "-I", "-S", "/etc/lab/init.py"],
         }
         path = host.disk / "boot.json"
         path.write_text(json.dumps(config))
