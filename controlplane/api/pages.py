@@ -23,6 +23,7 @@ from controlplane.core.paging import PageTokenInvalid
 from controlplane.models.base import Base
 
 Row = TypeVar("Row", bound=Base)
+Item = TypeVar("Item")
 
 _FILTER = re.compile(r"([a-z][a-z0-9_.]*)(!=|=|~)(.*)", re.DOTALL)
 
@@ -51,10 +52,10 @@ Page = Annotated[PageQuery, Query()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageOf(Generic[Row]):
-    """One page as a handler returns it."""
+class PageOf(Generic[Item]):
+    """One page as a handler returns it: rows, or what shows them."""
 
-    items: Sequence[Row]
+    items: Sequence[Item]
     next_page_token: str | None
 
 

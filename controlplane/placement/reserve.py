@@ -80,11 +80,9 @@ def _take(candidate: CTE, request: PlacementRequest) -> CTE:
     )
 
 
-async def resize(session: AsyncSession, subject_id: str, *, vcpus: int, memory_bytes: int) -> bool:
-    """Hold exactly this much on the same host from now on; False (and nothing changed) when a growth does not fit.
-
-    `memory_bytes` counts the driver's overhead too.
-    """
+async def resize_reservation(session: AsyncSession, subject_id: str, request: PlacementRequest) -> bool:
+    """Hold exactly this much on the same host from now on; False (and nothing changed) when a growth does not fit."""
+    vcpus, memory_bytes = request.vcpus, request.reserved_memory_bytes
     held = (
         await session.execute(select(Reservation).where(Reservation.subject_id == subject_id).with_for_update())
     ).scalar_one()

@@ -15,7 +15,7 @@ from controlplane.models.host import Host
 from controlplane.models.reservation import Reservation
 from controlplane.placement.explain import explain, verdicts
 from controlplane.placement.request import MIB, PlacementRequest
-from controlplane.placement.reserve import release, reserve, resize
+from controlplane.placement.reserve import release, reserve, resize_reservation
 
 GIB = 1 << 30
 
@@ -185,8 +185,8 @@ async def test_growing_needs_room_and_shrinking_never_does(sessions: async_sessi
     async with sessions.begin() as session:
         assert await reserve(session, "vm_x", ONE)
         assert await reserve(session, "vm_y", ONE)
-        assert await resize(session, "vm_x", vcpus=3, memory_bytes=GIB)
-        assert not await resize(session, "vm_x", vcpus=4, memory_bytes=GIB)
+        assert await resize_reservation(session, "vm_x", PlacementRequest(vcpus=3, memory_bytes=GIB))
+        assert not await resize_reservation(session, "vm_x", PlacementRequest(vcpus=4, memory_bytes=GIB))
         await session.execute(update(Host).values(allocatable_vcpus=2))
-        assert await resize(session, "vm_x", vcpus=1, memory_bytes=GIB)
+        assert await resize_reservation(session, "vm_x", PlacementRequest(vcpus=1, memory_bytes=GIB))
     await assert_sums_hold(sessions)

@@ -1,0 +1,1 @@
+"""Guest images of the deployment: described by a manifest, made of files by content, copied to hosts when a VM needs them."""

@@ -1,0 +1,109 @@
+"""Lives of images: a copy on a host, and the end of an image. Uploads to one host of one image are one run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import delete, exists, func, select, update
+
+from controlplane.kernel import epoch
+from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
+from controlplane.models.image import Blob, Image, ImageCopy, ImageFile
+from controlplane.remote.link import HostLinks, HostUnreachable
+from controlplane.remote.refusal import carried_out, refusals_park
+from controlplane.resources.image.queries import files_of
+from controlplane.resources.image.store import ImageStore
+from hostagent.protocol.results import Running
+from hostagent.protocol.wanted import FileWanted, Generation, ImageWanted
+
+LOOK_SECONDS = 600
+_NUMBER = 1  # the content of an image never changes, so one generation is enough
+
+
+class ImageCopyProgram(Program[ImageCopy, HostLinks]):
+    """Owns one image on one host: uploads what is missing, keeps looking, removes it."""
+
+    @step(within=timedelta(hours=1))
+    async def copy(self) -> Outcome:
+        """Tell the host of the image, and send the files it asks for; a cut upload goes on where it stopped."""
+        wanted, store = await self._wanted(), ImageStore(self.world.settings.state_dir)
+        with refusals_park():
+            result = await self.world.hosts.ensure(self.subject.host_id, wanted)
+            if isinstance(result, Running) and result.needs:
+                for sha256 in result.needs:
+                    await self.world.hosts.upload(self.subject.host_id, store.path(sha256), sha256)
+                return goto(self.copy)
+            if carried_out(result) is None:
+                return wait(seconds=2)
+        async with self.tx() as tx:
+            await tx.session.execute(
+                update(ImageCopy).where(ImageCopy.id == self.subject_id).values(state="present", present_at=func.now())
+            )
+            return tx.goto(self.keep)
+
+    @step(within=None)
+    async def keep(self) -> Outcome:
+        """At rest: the copy is whole. Look now and then, and when told to."""
+        try:
+            seen = await self.world.hosts.observe(self.subject.host_id, "image", self.subject.image_id)
+        except HostUnreachable:
+            return wait(seconds=LOOK_SECONDS)
+        if seen is None or seen.state != "present":
+            return goto(self.copy)
+        return wait(seconds=LOOK_SECONDS)
+
+    @step(within=timedelta(hours=1))
+    async def destroy(self) -> Outcome:
+        """Remove the copy from its host, then the row."""
+        if not self.has_subject:
+            return done()
+        copy = self.subject
+        async with self.tx() as tx:
+            generation = Generation(epoch=await epoch.current(tx.session), number=_NUMBER)
+            await tx.session.execute(update(ImageCopy).where(ImageCopy.id == copy.id).values(state="purging", present_at=None))
+        with refusals_park():
+            if carried_out(await self.world.hosts.purge(copy.host_id, "image", copy.image_id, generation)) is None:
+                return wait(seconds=2)
+        async with self.tx() as tx:
+            await tx.session.execute(delete(ImageCopy).where(ImageCopy.id == copy.id))
+            self.signal("image", copy.image_id, "copy_gone")
+            return tx.done()
+
+    async def _wanted(self) -> ImageWanted:
+        async with self.tx() as tx:
+            files = await files_of(tx.session, self.subject.image_id)
+            generation = Generation(epoch=await epoch.current(tx.session), number=_NUMBER)
+        return ImageWanted(
+            id=self.subject.image_id,
+            generation=generation,
+            purpose="guest",
+            files=tuple(FileWanted(name=file.name, sha256=file.sha256, size_bytes=file.size_bytes) for file in files),
+        )
+
+
+class ImageProgram(Program[Image, HostLinks]):
+    """The end of an image: its copies on hosts, then its row, then the blobs that no other image has."""
+
+    @step(within=timedelta(minutes=1))
+    async def rest(self) -> Outcome:
+        """An image that is not being deleted needs no run."""
+        return done()
+
+    @step(within=timedelta(hours=2))
+    async def destroy(self) -> Outcome:
+        async with self.tx() as tx:
+            copies = list(await tx.session.scalars(select(ImageCopy.id).where(ImageCopy.image_id == self.subject_id)))
+            for copy_id in copies:
+                self.spawn(ImageCopyProgram, copy_id)
+                self.destroy_child(ImageCopyProgram, copy_id)
+        if copies:
+            return wait(seconds=30)
+        store = ImageStore(self.world.settings.state_dir)
+        async with self.tx() as tx:
+            mine = select(ImageFile.sha256).where(ImageFile.image_id == self.subject_id)
+            other = exists().where(ImageFile.sha256 == Blob.sha256, ImageFile.image_id != self.subject_id)
+            gone = delete(Blob).where(Blob.sha256.in_(mine), ~other).returning(Blob.sha256)
+            for sha256 in list(await tx.session.scalars(gone)):
+                store.remove(sha256)
+            await tx.session.execute(delete(Image).where(Image.id == self.subject_id))
+            return tx.done()

@@ -1,0 +1,116 @@
+"""Changes of images. The one rule: an image becomes available in the transaction that records its last blob."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from pydantic import ValidationError
+from sqlalchemy import exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.core.errors import FieldError
+from controlplane.core.ids import Kind, new_id
+from controlplane.kernel import service as kernel
+from controlplane.models.image import Blob, Image, ImageFile
+from controlplane.models.vm import Vm
+from controlplane.models.volume import Volume
+from controlplane.resources.image.errors import ImageInUse, ImageManifestInvalid
+from controlplane.resources.image.schemas import ImageManifest
+from controlplane.resources.image.store import ImageStore
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 20
+
+
+async def read_manifest(directory: Path) -> ImageManifest:
+    """The manifest of a directory on this machine; raises ImageManifestInvalid."""
+    path = directory / MANIFEST
+    try:
+        content = await asyncio.to_thread(path.read_bytes)
+    except OSError as error:
+        raise ImageManifestInvalid(f"{path} cannot be read: {error.strerror}", errors=_at_directory("not readable")) from error
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise ImageManifestInvalid(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes", errors=_at_directory("too large"))
+    try:
+        return ImageManifest.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise ImageManifestInvalid(f"{path}: {where}: {first['msg']}", errors=_at_directory(str(first["msg"]))) from error
+
+
+def _at_directory(detail: str) -> tuple[FieldError, ...]:
+    return (FieldError(pointer="/source/directory", detail=detail),)
+
+
+async def create(session: AsyncSession, manifest: ImageManifest, *, name: str | None = None) -> Image:
+    """Write the row and its files; blobs that the store has already count at once."""
+    image = Image(
+        id=new_id(Kind.IMAGE),
+        name=name or manifest.name,
+        description=manifest.description,
+        architecture=manifest.architecture,
+        os=manifest.os,
+        default_user=manifest.default_user,
+        boot=manifest.boot.model_dump(),
+        root_file=manifest.root_file,
+        min_disk_bytes=manifest.min_disk_bytes,
+        min_memory_bytes=manifest.min_memory_bytes,
+    )
+    session.add(image)
+    await session.flush()
+    for file in manifest.files:
+        session.add(ImageFile(image_id=image.id, name=file.name, sha256=file.sha256, size_bytes=file.size_bytes))
+    await session.flush()
+    await settle(session, image)
+    return image
+
+
+async def import_directory(session: AsyncSession, store: ImageStore, directory: Path, *, name: str | None = None) -> Image:
+    """Copy a manifest's files into the store and make an available image of them."""
+    manifest = await read_manifest(directory)
+    for file in manifest.files:
+        path = directory / file.name
+        if not await asyncio.to_thread(path.is_file):
+            raise ImageManifestInvalid(f"{path} does not exist", errors=_at_directory(f"{file.name} is missing"))
+        if not store.has(file.sha256, file.size_bytes):
+            await store.take_file(path, sha256=file.sha256, size_bytes=file.size_bytes)
+    image = await create(session, manifest, name=name)
+    for file in manifest.files:
+        await record_blob(session, file.sha256, file.size_bytes)
+    await settle(session, image)
+    return image
+
+
+async def record_blob(session: AsyncSession, sha256: str, size_bytes: int) -> None:
+    """The store has it now. Recording it twice is once."""
+    values = {"sha256": sha256, "size_bytes": size_bytes, "stored_at": func.now()}
+    await session.execute(insert(Blob).values(**values).on_conflict_do_nothing())
+
+
+async def settle(session: AsyncSession, image: Image) -> None:
+    """Make the image available when no blob is missing any more."""
+    missing = (
+        select(ImageFile.name).where(ImageFile.image_id == image.id, ~exists().where(Blob.sha256 == ImageFile.sha256)).exists()
+    )
+    await session.execute(
+        update(Image)
+        .where(Image.id == image.id, Image.state == "uploading", ~missing)
+        .values(state="available", available_at=func.now(), observed_generation=Image.generation)
+        .execution_options(synchronize_session=False)
+    )
+    await session.refresh(image)
+
+
+async def remove(session: AsyncSession, image: Image) -> None:
+    """Begin to delete: copies on hosts go first. Raises ImageInUse. Doing it twice is once."""
+    if image.state == "deleting":
+        return
+    for model in (Vm, Volume):
+        if await session.scalar(select(exists().where(model.image_id == image.id))):
+            raise ImageInUse(f"{image.name} is used by a {model.__tablename__}")
+    await kernel.start(session, "image", image.id)
+    await kernel.destroy(session, "image", image.id)
+    image.state, image.deleting_at = "deleting", func.now()

@@ -1,0 +1,49 @@
+"""What the API takes and shows of networks."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from controlplane.api.schemas import Input, Labels, Name, Resource
+from controlplane.resources.network.allocate import parse_ipv4_cidr
+
+
+def _checked_cidr(text: str) -> str:
+    return str(parse_ipv4_cidr(text))
+
+
+class NetworkCreate(Input):
+    """A new private network."""
+
+    name: Name
+    ipv4_cidr: Annotated[str, AfterValidator(_checked_cidr)] | None = Field(
+        default=None,
+        max_length=43,
+        description="An IPv4 prefix inside the operator's pool; left out, a free one is taken. The IPv6 /64 is always chosen.",
+        examples=["10.192.7.0/24"],
+    )
+    encryption: Literal["none", "wireguard"] = Field(
+        default="none",
+        description="How packets between hosts travel: `none` = plain over the operator's trusted data network.",
+        examples=["none"],
+    )
+    labels: Labels = Field(default_factory=dict)
+
+
+class NetworkUpdate(Input):
+    """Only the fields that are sent change."""
+
+    labels: Labels = Field(default_factory=dict)
+
+
+class NetworkView(Resource):
+    """A private network."""
+
+    project_id: str = Field(description="The project it belongs to.", examples=["proj_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    ipv4_cidr: IPv4Network = Field(description="Its IPv4 prefix, unique in the deployment.", examples=["10.192.7.0/24"])
+    ipv6_cidr: IPv6Network = Field(description="Its ULA prefix, unique in the deployment.", examples=["fd4e:1b2c:3d4f::/64"])
+    encryption: str = Field(description="How packets between hosts travel.", examples=["none"])
+    labels: Labels

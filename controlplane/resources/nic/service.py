@@ -1,0 +1,43 @@
+"""Making interfaces. The one rule: the address is taken under the lock of the network's row, so nobody else gets it."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.core.ids import Kind, new_id
+from controlplane.models.network import Network
+from controlplane.models.nic import Nic
+from controlplane.resources.network import allocate
+from controlplane.resources.network.errors import NetworkFull
+
+
+async def allocate_nic(
+    session: AsyncSession, network_id: str, *, owner_id: str, host_id: str | None = None, position: int = 0
+) -> Nic:
+    """An interface of the machine `owner_id` with free addresses of the network; raises NetworkFull."""
+    network = (await session.scalars(select(Network).where(Network.id == network_id).with_for_update(key_share=True))).one()
+    taken = await session.scalars(select(Nic.ipv4).where(Nic.network_id == network_id))
+    offset = allocate.free_offset(network.ipv4_cidr, taken)
+    if offset is None:
+        raise NetworkFull(f"network {network.name} ({network.ipv4_cidr}) has no free address left")
+    ipv4, ipv6, mac = allocate.addresses_at(network.ipv4_cidr, network.ipv6_cidr, offset)
+    nic = Nic(
+        id=new_id(Kind.NIC),
+        project_id=network.project_id,
+        network_id=network_id,
+        owner_id=owner_id,
+        position=position,
+        host_id=host_id,
+        mac=mac,
+        ipv4=ipv4,
+        ipv6=ipv6,
+    )
+    session.add(nic)
+    await session.flush()
+    return nic
+
+
+async def remove_nics(session: AsyncSession, owner_id: str) -> None:
+    """Give the addresses of a machine back; only after the machine is gone from its host."""
+    await session.execute(delete(Nic).where(Nic.owner_id == owner_id))

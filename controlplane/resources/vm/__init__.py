@@ -1,0 +1,1 @@
+"""Virtual machines: one request places and reserves, a program carries it out, the API shows wanted and observed."""

@@ -1,0 +1,206 @@
+"""The life of a VM. Steps stand in the order they happen; `destroy` may follow any of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import func, select, update
+
+from controlplane.events.service import emit
+from controlplane.kernel import epoch
+from controlplane.kernel import service as kernel
+from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
+from controlplane.kernel.tx import Tx
+from controlplane.models.host import Host
+from controlplane.models.image import Image
+from controlplane.models.nic import Nic
+from controlplane.models.vm import Vm
+from controlplane.models.volume import Volume
+from controlplane.placement.reserve import release, resize_reservation
+from controlplane.placement.wake import wake_waiting
+from controlplane.remote.link import HostLinks, HostUnreachable
+from controlplane.remote.refusal import carried_out, refusals_park
+from controlplane.resources.image.copies import copy_on
+from controlplane.resources.image.program import ImageCopyProgram
+from controlplane.resources.nic.queries import nics_of
+from controlplane.resources.nic.service import remove_nics
+from controlplane.resources.vm import service
+from controlplane.resources.vm.document import backend_of, vm_document, volume_document
+from controlplane.resources.vm.request import request_for
+from controlplane.resources.volume.service import remove_boot_volumes
+from hostagent.protocol.wanted import Generation, VmWanted, VolumeWanted
+
+LOOK_SECONDS = 300
+SOON_SECONDS = 5
+RETRY_PLACE_SECONDS = 15
+
+
+class VmProgram(Program[Vm, HostLinks]):
+    """Owns one VM: places it, prepares its host, boots it, serves signals, removes it."""
+
+    @step(within=timedelta(minutes=30))
+    async def place(self) -> Outcome:
+        """Reserve on one host, if the request that made us has not; spawn what outlives one call."""
+        async with self.tx() as tx:
+            vm = await self._locked(tx)
+            if vm.host_id is None:
+                image = await tx.session.get_one(Image, vm.image_id)
+                if await service.place(tx.session, vm, image.architecture) is None:
+                    return tx.wait(seconds=RETRY_PLACE_SECONDS)
+            assert vm.host_id is not None
+            await tx.session.execute(update(Nic).where(Nic.owner_id == vm.id).values(host_id=vm.host_id))
+            await kernel.start(tx.session, "routes", "all")
+            self.move_to(vm.host_id)
+            copy_id = await copy_on(tx.session, image_id=vm.image_id, host_id=vm.host_id)
+            self.spawn(ImageCopyProgram, copy_id, host_id=vm.host_id)
+            return tx.goto(self.fetch)
+
+    @step(within=timedelta(hours=1))
+    async def fetch(self) -> Outcome:
+        """Wait until the image lies whole on the host; the copy's own run uploads it, once for all VMs there."""
+        if not await self.children_ready():
+            return wait()
+        return goto(self.prepare)
+
+    @step(within=timedelta(minutes=10))
+    async def prepare(self) -> Outcome:
+        """Make the disk on the host, on top of the image."""
+        assert self.subject.host_id is not None
+        with refusals_park():
+            result = await self.world.hosts.ensure(self.subject.host_id, await self._volume_document())
+            if carried_out(result) is None:
+                return wait(seconds=2)
+        async with self.tx() as tx:
+            volume = await self._volume(tx)
+            if volume.state == "creating":
+                volume.state, volume.ready_at = "available", func.now()
+            volume.observed_generation = volume.generation
+            return tx.goto(self.apply)
+
+    @step(within=timedelta(minutes=10))
+    async def apply(self) -> Outcome:
+        """Tell the host what is wanted now, and wait until it is so."""
+        assert self.subject.host_id is not None
+        document = await self._document()
+        with refusals_park():
+            success = carried_out(await self.world.hosts.ensure(self.subject.host_id, document))
+        if success is None:
+            return wait(seconds=2)
+        state = str(success.observed.get("state", "unknown"))
+        async with self.tx() as tx:
+            vm = await self._locked(tx)
+            await self._note(tx, vm, state, {"held": bool(success.observed.get("held"))})
+            vm.observed_generation = max(vm.observed_generation, document.generation.number)
+            await self._settle_share(tx, vm)
+            return tx.goto(self.serve)
+
+    @step(within=None)
+    async def serve(self) -> Outcome:
+        """At rest: carry out changes, look at the host when told and now and then, write down what is seen."""
+        vm = self.subject
+        assert vm.host_id is not None
+        if vm.generation > vm.observed_generation:
+            return goto(self.apply)
+        try:
+            seen = await self.world.hosts.observe(vm.host_id, "vm", vm.id)
+        except HostUnreachable:
+            return wait(seconds=LOOK_SECONDS)  # the host's own state tells; its return is a signal
+        if seen is None or seen.generation is None or seen.generation.number != vm.generation:
+            return goto(self.apply)
+        state = "stopped" if seen.state == "absent" else seen.state  # the document is there, no process is
+        async with self.tx() as tx:
+            await self._note(tx, await self._locked(tx), state, dict(seen.detail))
+        is_as_wanted = state == vm.power or bool(seen.detail.get("held"))
+        return wait(seconds=LOOK_SECONDS if is_as_wanted else SOON_SECONDS)
+
+    @step(within=timedelta(minutes=30))
+    async def destroy(self) -> Outcome:
+        """Remove machine, then disk, from the host; then give back addresses and share, and tell who waits for room."""
+        if not self.has_subject:
+            return done()
+        host_id = self.subject.host_id
+        if host_id is not None:
+            generation, volume = await self._last_words()
+            with refusals_park():
+                gone = carried_out(await self.world.hosts.purge(host_id, "vm", self.subject_id, generation))
+                if gone is not None and volume is not None:
+                    gone = carried_out(await self.world.hosts.purge(host_id, "volume", volume.id, volume.generation))
+            if gone is None:
+                return wait(seconds=2)
+        async with self.tx() as tx:
+            vm = await self._locked(tx)
+            await remove_nics(tx.session, vm.id)
+            await remove_boot_volumes(tx.session, vm.id)
+            await release(tx.session, vm.id)
+            await emit(tx.session, "vm.deleted", "vm", vm.id, project_id=vm.project_id, body={"name": vm.name})
+            await tx.session.delete(vm)
+            await tx.session.flush()
+            await kernel.start(tx.session, "routes", "all")
+            await wake_waiting(tx.session)
+            return tx.done()
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    async def _locked(self, tx: Tx) -> Vm:
+        query = select(Vm).where(Vm.id == self.subject_id).with_for_update(key_share=True)
+        return (await tx.session.scalars(query)).one()
+
+    async def _volume(self, tx: Tx) -> Volume:
+        """The root disk, on the VM's host from now on."""
+        query = select(Volume).where(Volume.owner_id == self.subject_id, Volume.is_boot).with_for_update(key_share=True)
+        volume = (await tx.session.scalars(query)).one()
+        if volume.host_id is None and self.subject.host_id is not None:
+            host = await tx.session.get_one(Host, self.subject.host_id)
+            volume.host_id, volume.backend = host.id, backend_of(host)
+        return volume
+
+    async def _volume_document(self) -> VolumeWanted:
+        async with self.tx() as tx:
+            volume = await self._volume(tx)
+            image = await tx.session.get_one(Image, volume.image_id) if volume.image_id else None
+            return volume_document(volume, image, epoch=await epoch.current(tx.session))
+
+    async def _document(self) -> VmWanted:
+        async with self.tx() as tx:
+            vm = await self._locked(tx)
+            image = await tx.session.get_one(Image, vm.image_id)
+            volumes = list(await tx.session.scalars(select(Volume).where(Volume.owner_id == vm.id).order_by(Volume.id)))
+            nics = (await nics_of(tx.session, [vm.id])).get(vm.id, [])
+            number = await epoch.current(tx.session)
+        user_data = b""
+        if vm.user_data_sealed is not None:
+            user_data = self.world.sealer.open(vm.user_data_sealed, context=service.seal_context(vm.id))
+        return vm_document(vm, image, volumes, nics, epoch=number, user_data=user_data.decode())
+
+    async def _last_words(self) -> tuple[Generation, VolumeWanted | None]:
+        """The generations under which the machine and its disk are purged."""
+        async with self.tx() as tx:
+            vm = await self._locked(tx)
+            volume = await tx.session.scalar(select(Volume).where(Volume.owner_id == vm.id, Volume.is_boot))
+            number = await epoch.current(tx.session)
+        document = volume_document(volume, None, epoch=number) if volume is not None else None
+        return Generation(epoch=number, number=vm.generation), document
+
+    async def _note(self, tx: Tx, vm: Vm, state: str, detail: dict[str, str | int | float | bool | None]) -> None:
+        """Write down what was seen; a change of power is an event."""
+        power = state if state in ("running", "stopped", "failed", "absent") else "unknown"
+        if power != vm.observed_power:
+            if power == "running":
+                vm.started_at = func.now()
+            body = {"name": vm.name, "before": vm.observed_power, "detail": dict(detail)}
+            await emit(tx.session, f"vm.{power}", "vm", vm.id, project_id=vm.project_id, body=body)
+        vm.observed_power = power
+        vm.observed_at = None if power == "unknown" else func.now()
+        vm.observed_detail = dict(detail)
+
+    async def _settle_share(self, tx: Tx, vm: Vm) -> None:
+        """Hold what the machine has now, or may have at its next start; what a shrink freed goes to who waits."""
+        image = await tx.session.get_one(Image, vm.image_id)
+        held = request_for(
+            vm,
+            image.architecture,
+            vcpus=max(vm.vcpus, vm.applied_vcpus),
+            memory_bytes=max(vm.memory_bytes, vm.applied_memory_bytes),
+        )
+        await resize_reservation(tx.session, vm.id, held)
+        await wake_waiting(tx.session)

@@ -1,0 +1,19 @@
+"""From a VM's row to what is asked of a host. The one rule: the row alone decides, so a later try asks the same."""
+
+from __future__ import annotations
+
+from controlplane.models.vm import Vm
+from controlplane.placement.request import PlacementRequest
+
+
+def request_for(vm: Vm, architecture: str, *, vcpus: int | None = None, memory_bytes: int | None = None) -> PlacementRequest:
+    labels = vm.placement.get("labels")
+    return PlacementRequest(
+        vcpus=vcpus or vm.vcpus,
+        memory_bytes=memory_bytes or vm.memory_bytes,
+        isolation="container" if vm.isolation == "container" else "vm",
+        architecture=architecture,
+        labels={key: str(value) for key, value in labels.items()} if isinstance(labels, dict) else {},
+        location=str(vm.placement.get("location") or ""),
+        host=str(vm.placement.get("host") or ""),
+    )

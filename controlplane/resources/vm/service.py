@@ -1,0 +1,238 @@
+"""Changes of VMs. The one rule: what a request takes (share of a host, address, disk) it takes in its own transaction.
+
+The row's own columns are set last in each function: the frame raises the generation of a row that is dirty at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.authz.service import Actor
+from controlplane.core.errors import FieldError, InvalidInput
+from controlplane.core.ids import Kind, is_id, new_id
+from controlplane.core.sealing import Sealer
+from controlplane.kernel import service as kernel
+from controlplane.models.host import Host
+from controlplane.models.image import Image
+from controlplane.models.network import Network
+from controlplane.models.project import Project
+from controlplane.models.vm import Vm
+from controlplane.placement.explain import count_rejections, explain
+from controlplane.placement.reserve import Placement, reserve, resize_reservation
+from controlplane.resources.image.errors import ImageNotAvailable
+from controlplane.resources.nic.service import allocate_nic
+from controlplane.resources.vm.errors import (
+    VmContainersNotAllowed,
+    VmDeleting,
+    VmDiskTooSmall,
+    VmHostForbidden,
+    VmHostUnknown,
+    VmImageUnknown,
+    VmMemoryTooSmall,
+    VmNetworkUnknown,
+    VmNoCapacity,
+    VmProtected,
+    VmStopped,
+)
+from controlplane.resources.vm.request import request_for
+from controlplane.resources.vm.schemas import VmCreate, VmResize, VmUpdate
+from controlplane.resources.volume.service import create_boot_volume
+
+PROGRAM = "vm"
+
+
+def seal_context(vm_id: str) -> str:
+    return f"vm.user_data:{vm_id}"
+
+
+async def create(session: AsyncSession, project: Project, actor: Actor, sealer: Sealer, wanted: VmCreate) -> Vm:
+    """Write the VM with its disk and interface, placed and reserved; raises the errors of this noun, keeping nothing."""
+    image = await _image(session, wanted.image)
+    network_id = await _network_id(session, project.id, wanted.network)
+    disk_bytes = _disk_bytes(wanted, image)
+    if wanted.isolation == "container" and not project.allow_containers:
+        raise VmContainersNotAllowed(f"project {project.name} does not allow containers")
+    vm_id = new_id(Kind.VM)
+    vm = Vm(
+        id=vm_id,
+        project_id=project.id,
+        name=wanted.name,
+        description=wanted.description,
+        labels=dict(wanted.labels),
+        is_protected=wanted.is_protected,
+        image_id=image.id,
+        isolation=wanted.isolation,
+        vcpus=wanted.vcpus,
+        memory_bytes=wanted.memory_bytes,
+        applied_vcpus=wanted.vcpus,
+        applied_memory_bytes=wanted.memory_bytes,
+        placement={
+            "location": wanted.placement.location,
+            "labels": dict(wanted.placement.host_labels),
+            "host": await _host_id(session, actor, wanted.placement.host),
+        },
+        user=wanted.user or image.default_user,
+        ssh_keys=list(wanted.ssh_keys),
+        user_data_sealed=sealer.seal(wanted.user_data.encode(), context=seal_context(vm_id)) if wanted.user_data else None,
+        power=wanted.power,
+        on_guest_poweroff=wanted.on_guest_poweroff,
+    )
+    session.add(vm)
+    await session.flush()
+    await place(session, vm, image.architecture)
+    if vm.host_id is None and wanted.on_no_capacity == "fail":
+        assert vm.shortage is not None
+        raise VmNoCapacity(str(vm.shortage["detail"]), placement=vm.shortage)
+    await allocate_nic(session, network_id, owner_id=vm.id, host_id=vm.host_id)
+    await create_boot_volume(session, project_id=project.id, owner_id=vm.id, image_id=image.id, size_bytes=disk_bytes)
+    await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
+    return vm
+
+
+async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement | None:
+    """Reserve for a waiting VM, or write down what runs short; the caller holds the row's lock."""
+    request = request_for(vm, architecture)
+    placement = await reserve(session, vm.id, request)
+    if placement is None:
+        explanation = await explain(session, request)
+        count_rejections(explanation)
+        vm.shortage = explanation.as_json()
+    else:
+        vm.state, vm.host_id, vm.driver, vm.shortage = "placed", placement.host_id, placement.driver, None
+    await session.flush()
+    return placement
+
+
+async def _image(session: AsyncSession, ref: str) -> Image:
+    column = Image.id if is_id(ref, Kind.IMAGE) else Image.name
+    image = await session.scalar(select(Image).where(column == ref).with_for_update(key_share=True, read=True))
+    if image is None:
+        raise VmImageUnknown(f"no image {ref}", errors=(FieldError(pointer="/image", detail=f"no image {ref}"),))
+    if image.state != "available":
+        raise ImageNotAvailable(f"image {image.name} is {image.state}")
+    return image
+
+
+async def _network_id(session: AsyncSession, project_id: str, ref: str) -> str:
+    column = Network.id if is_id(ref, Kind.NETWORK) else Network.name
+    found = await session.scalar(select(Network.id).where(column == ref, Network.project_id == project_id))
+    if found is None:
+        raise VmNetworkUnknown(f"no network {ref}", errors=(FieldError(pointer="/network", detail=f"no network {ref}"),))
+    return found
+
+
+async def _host_id(session: AsyncSession, actor: Actor, ref: str) -> str:
+    if not ref:
+        return ""
+    if not actor.is_operator:
+        raise VmHostForbidden("placement.host is the operator's to choose")
+    column: ColumnElement[Any] = Host.id.expression if is_id(ref, Kind.HOST) else Host.name.expression
+    found = await session.scalar(select(Host.id).where(column == ref))
+    if found is None:
+        raise VmHostUnknown(f"no host {ref}", errors=(FieldError(pointer="/placement/host", detail=f"no host {ref}"),))
+    return found
+
+
+def _disk_bytes(wanted: VmCreate, image: Image) -> int:
+    if wanted.memory_bytes < image.min_memory_bytes:
+        detail = f"{image.name} needs {image.min_memory_bytes} bytes of memory"
+        raise VmMemoryTooSmall(detail, errors=(FieldError(pointer="/memory_bytes", detail=detail),))
+    if wanted.disk_bytes is not None and wanted.disk_bytes < image.min_disk_bytes:
+        detail = f"{image.name} needs a disk of {image.min_disk_bytes} bytes"
+        raise VmDiskTooSmall(detail, errors=(FieldError(pointer="/disk_bytes", detail=detail),))
+    return wanted.disk_bytes or image.min_disk_bytes
+
+
+async def _tell(session: AsyncSession, vm: Vm) -> None:
+    """Make the program look; raises VmDeleting."""
+    if vm.state == "deleting":
+        raise VmDeleting(f"{vm.name} is being deleted")
+    await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
+
+
+def _apply_size(vm: Vm) -> None:
+    vm.applied_vcpus, vm.applied_memory_bytes = vm.vcpus, vm.memory_bytes
+
+
+async def update(session: AsyncSession, vm: Vm, changes: VmUpdate) -> Vm:
+    await _tell(session, vm)
+    for name, value in changes.model_dump(exclude_unset=True).items():
+        setattr(vm, name, value)
+    return vm
+
+
+async def start(session: AsyncSession, vm: Vm) -> Vm:
+    """Want it running. On one that is wanted running but went down by itself: start it once more."""
+    await _tell(session, vm)
+    if vm.power == "running" and vm.observed_power in ("stopped", "failed"):
+        vm.restart_generation += 1
+    if vm.observed_power != "running":
+        _apply_size(vm)
+    vm.power = "running"
+    return vm
+
+
+async def stop(session: AsyncSession, vm: Vm) -> Vm:
+    await _tell(session, vm)
+    vm.power = "stopped"
+    return vm
+
+
+async def restart(session: AsyncSession, vm: Vm) -> Vm:
+    """Stop and start once, with the wanted size; raises VmStopped."""
+    await _tell(session, vm)
+    if vm.power != "running":
+        raise VmStopped(f"{vm.name} shall be stopped: start it")
+    _apply_size(vm)
+    vm.restart_generation += 1
+    return vm
+
+
+async def resize(session: AsyncSession, vm: Vm, size: VmResize) -> Vm:
+    """Hold the larger of old and new size at once; the new one applies at the next start. Raises VmNoCapacity."""
+    if size.vcpus is None and size.memory_bytes is None:
+        raise InvalidInput("give vcpus, memory_bytes or both", errors=(FieldError(pointer="", detail="no size is given"),))
+    await _tell(session, vm)
+    image = await session.get_one(Image, vm.image_id)
+    vcpus, memory_bytes = size.vcpus or vm.vcpus, size.memory_bytes or vm.memory_bytes
+    if memory_bytes < image.min_memory_bytes:
+        detail = f"{image.name} needs {image.min_memory_bytes} bytes of memory"
+        raise VmMemoryTooSmall(detail, errors=(FieldError(pointer="/memory_bytes", detail=detail),))
+    is_at_rest = vm.host_id is None or (vm.power == "stopped" and vm.observed_power == "stopped")
+    if vm.host_id is not None:
+        held = request_for(vm, image.architecture, vcpus=vcpus, memory_bytes=memory_bytes)
+        if not is_at_rest:
+            held = request_for(
+                vm,
+                image.architecture,
+                vcpus=max(vcpus, vm.applied_vcpus),
+                memory_bytes=max(memory_bytes, vm.applied_memory_bytes),
+            )
+        if not await resize_reservation(session, vm.id, held):
+            host = await session.get_one(Host, vm.host_id)
+            free_vcpus = host.allocatable_vcpus - host.reserved_vcpus
+            free_memory_bytes = host.allocatable_memory_bytes - host.reserved_memory_bytes
+            raise VmNoCapacity(
+                f"the VM's host has {free_vcpus} cores and {free_memory_bytes} bytes of memory left",
+                free_vcpus=free_vcpus,
+                free_memory_bytes=free_memory_bytes,
+            )
+    vm.vcpus, vm.memory_bytes = vcpus, memory_bytes
+    if is_at_rest:
+        _apply_size(vm)
+    return vm
+
+
+async def remove(session: AsyncSession, vm: Vm) -> Vm:
+    """Begin to delete; doing it twice is once. Raises VmProtected."""
+    if vm.state == "deleting":
+        return vm
+    if vm.is_protected:
+        raise VmProtected(f"{vm.name} is protected")
+    await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
+    await kernel.destroy(session, PROGRAM, vm.id)
+    vm.state, vm.deleting_at, vm.shortage = "deleting", func.now(), None
+    return vm
