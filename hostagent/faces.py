@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import json
 import logging
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hostagent import version
@@ -14,12 +16,17 @@ from hostagent.lib import hostconfig
 from hostagent.lib.lock import AlreadyLocked
 from hostagent.lib.paths import Paths
 from hostagent.protocol import codec
+from hostagent.protocol.enrol import ChangeLine
 
 
 def run(face: str, arguments: list[str]) -> int:
     table = {
         "serve": _serve,
         "facts": _facts,
+        "preflight": _preflight,
+        "install": _install,
+        "uninstall": _uninstall,
+        "supervisor": _supervisor,
         "version": _version,
     }
     if face not in table:
@@ -66,6 +73,72 @@ def _facts(arguments: list[str]) -> int:
 
         learner.kvm_probe = not_probed
     print(json.dumps(codec.encode(asyncio.run(learner.learn())), indent=2))
+    return 0
+
+
+def _preflight(arguments: list[str]) -> int:
+    from hostagent.install.preflight import preflight, report_text
+    from hostagent.protocol.enrol import InstallPlan
+
+    parser = _parser("preflight")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plan", type=Path)
+    options = parser.parse_args(arguments)
+    plan = codec.decode(InstallPlan, json.loads(options.plan.read_bytes())) if options.plan else None
+    report = asyncio.run(preflight(_paths(options), plan, version.version()))
+    print(json.dumps(codec.encode(report)) if options.json else report_text(report))
+    return 0 if report.is_fit else 1
+
+
+def _install(arguments: list[str]) -> int:
+    from hostagent.install.commands import CommandFailed
+    from hostagent.install.install import install
+    from hostagent.install.steps import PlanRefused
+    from hostagent.protocol.enrol import InstallPlan
+
+    parser = _parser("install")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args(arguments)
+    archive = version.archive()
+    if archive is None:
+        print("only the agent's own file installs itself", file=sys.stderr)
+        return 2
+    try:
+        plan = codec.decode(InstallPlan, json.loads(options.plan.read_bytes()))
+        return _print_lines(install(plan, _paths(options), archive, is_dry_run=options.dry_run))
+    except (OSError, ValueError, PlanRefused, CommandFailed) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _uninstall(arguments: list[str]) -> int:
+    from hostagent.install.uninstall import uninstall
+
+    parser = _parser("uninstall")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--delete-copy", action="store_true", help="delete this very file at the end")
+    options = parser.parse_args(arguments)
+    code = _print_lines(uninstall(_paths(options), is_dry_run=options.dry_run))
+    archive = version.archive()
+    if options.delete_copy and archive is not None and code == 0:
+        shutil.rmtree(archive.parent, ignore_errors=True)
+    return code
+
+
+def _print_lines(lines: Iterator[ChangeLine]) -> int:
+    code = 0
+    for line in lines:
+        code = 1 if line.state == "failed" else code
+        print(json.dumps(codec.encode(line)), flush=True)
+    return code
+
+
+def _supervisor(arguments: list[str]) -> int:
+    from hostagent.drivers.supervisor.init import Init
+
+    options = _parser("supervisor").parse_args(arguments)
+    asyncio.run(Init(_paths(options).run).main())
     return 0
 
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | `facts.observe` | Nothing | facts.HostFacts |
 | `host.observe` | Nothing | HostObserved: every object, also those no document knows |
+| `host.uninstall` | Uninstall | Nothing; then the agent goes, and at last the login user and its key |
 | `image/volume/nic/network/vm.ensure` | the wanted document | results.Outcome |
 | `image/volume/nic/network/vm.purge` | wanted.Purge | results.Outcome |
 | `image/volume/nic/network/vm.observe` | Subject | ObjectObserved: Observed or null |
@@ -37,6 +38,13 @@ OBSERVE = tuple(name.replace(".ensure", ".observe") for name in ENSURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
     """An empty body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uninstall:
+    """`machine_id`: of the host that is meant, so that no other is taken off by mistake. Refused while documents remain."""
+
+    machine_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +118,7 @@ class UploadResult:
 BODY: dict[str, type] = {
     "facts.observe": Nothing,
     "host.observe": Nothing,
+    "host.uninstall": Uninstall,
     "stream.open": StreamRequest,
     "events.subscribe": Cursor,
     **ENSURE,
@@ -119,6 +128,7 @@ BODY: dict[str, type] = {
 ANSWER: dict[str, type] = {
     "facts.observe": facts.HostFacts,
     "host.observe": HostObserved,
+    "host.uninstall": Nothing,
     "stream.open": StreamTicket,
     "events.subscribe": Cursor,
     **dict.fromkeys(ENSURE, results.Outcome),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
-from hostagent.protocol.verbs import HostObserved, Nothing
+from hostagent import version
+from hostagent.protocol.errors import AgentError
+from hostagent.protocol.verbs import HostObserved, Nothing, Uninstall
 from hostagent.protocol.wanted import Observed
 from hostagent.verbs import image, lifecycle, network, nic, vm, volume
 from hostagent.verbs.context import Agent
@@ -26,6 +29,24 @@ async def observe(agent: Agent, body: Nothing) -> HostObserved:
                 objects.append(observed)
         objects.extend(await unknown_objects(agent, kind, frozenset(ids)))
     return HostObserved(objects=tuple(objects), boot_id=agent.boot_id, agent_version=agent.version, cursor=cursor)
+
+
+async def uninstall(agent: Agent, body: Uninstall) -> Nothing:
+    """Starts the removal outside this process and answers; it ends this agent. Raises AgentError `host.other_machine`,
+    `host.has_objects`, `host.not_installed` (none retryable).
+    """
+    if body.machine_id != agent.paths.machine_id.read_text(encoding="ascii").strip():
+        raise AgentError("host.other_machine", "this is another host than the one meant", retryable=False)
+    kept = [object_id for kind, object_id in agent.documents.ordered() if kind in ("vm", "volume")]
+    if kept:
+        raise AgentError("host.has_objects", f"{kept[0]} and {len(kept) - 1} more are still wanted here", retryable=False)
+    archive = version.archive()
+    if archive is None:
+        raise AgentError("host.not_installed", "this agent runs from its sources", retryable=False)
+    from hostagent.install.uninstall import detach
+
+    await asyncio.to_thread(detach, agent.paths, archive)
+    return Nothing()
 
 
 async def unknown_objects(agent: Agent, kind: lifecycle.Kind, known: frozenset[str]) -> list[Observed]:

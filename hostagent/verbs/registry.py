@@ -22,6 +22,7 @@ def verbs() -> dict[str, Verb]:
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
         "host.observe": host.observe,
+        "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
     }
     for module, name in ((image, "image"), (volume, "volume"), (nic, "nic"), (network, "network"), (vm, "vm")):

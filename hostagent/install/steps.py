@@ -1,0 +1,248 @@
+"""The steps from what a host is to a host with the agent. The one rule: only what differs becomes a step.
+
+A step's `before` is what `uninstall` needs to put back; it is on disk before the step acts.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pwd
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hostagent.facts.system import supervisor as found_supervisor
+from hostagent.install.commands import APT_SECONDS, CommandFailed, command, succeeds
+from hostagent.install.layout import (
+    AGENT_UNIT,
+    FORWARDING,
+    SUPERVISOR_UNIT,
+    SYSCTL_FILE,
+    SYSTEMD_DIRECTORY,
+    SYSTEMD_UNIT,
+    USER,
+    Layout,
+    host_toml,
+    sysctl_text,
+)
+from hostagent.lib import files, hostconfig
+from hostagent.protocol.enrol import Change, InstallPlan
+
+_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp256|ssh-rsa) [A-Za-z0-9+/=]{40,2000}( [\x20-\x7e]*)?")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_SIMULATED = re.compile(r"^Inst (\S+)", re.MULTILINE)
+
+
+class PlanRefused(ValueError):
+    """The plan is not one that may be carried out; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    change: Change
+    act: Callable[[], None]
+    before: dict[str, str] = field(default_factory=dict)
+
+
+def steps(plan: InstallPlan, layout: Layout, content: bytes) -> list[Step]:
+    """In the order in which they are carried out. Reads the host, changes nothing."""
+    if not _KEY.fullmatch(plan.authorized_key.strip()):
+        raise PlanRefused("the authorized key is not one SSH public key")
+    if not all(_PACKAGE.fullmatch(name) for name in plan.packages):
+        raise PlanRefused("a package name is not one")
+    found = [*_directories(layout), *_packages(plan), *_user(layout), *_agent(layout, content)]
+    found += _text(layout.authorized_keys, layout.authorized_keys_text(plan.authorized_key))
+    if plan.config and not layout.paths.host_config.exists():
+        found += _text(layout.paths.host_config, host_toml(plan.config))
+    found += _sysctls()
+    return [*found, *_service(layout, is_new_version=bool(_link(layout)))]
+
+
+def before_anything(layout: Layout) -> None:
+    """Raises CommandFailed when the service could not be started at the end, so that nothing is changed for nothing."""
+    if service_kind(layout) != "systemd" and not reads_units():
+        raise CommandFailed("pid 1 is neither systemd nor one that starts what stands in /etc/bedplate/units.d")
+
+
+def _packages(plan: InstallPlan) -> list[Step]:
+    """Also those that come along, as apt itself says: they are marked as ours and leave with us."""
+    missing = [name for name in plan.packages if not _is_installed(name)]
+    if not missing:
+        return []
+    simulated = command("apt-get", "install", "--simulate", "--yes", "--no-install-recommends", *missing, seconds=APT_SECONDS)
+    names = list(dict.fromkeys(_SIMULATED.findall(simulated))) or missing
+
+    def install() -> None:
+        command("apt-get", "install", "--yes", "--no-install-recommends", *missing, seconds=APT_SECONDS)
+
+    detail = {name: "wanted" if name in missing else "comes along" for name in names}
+    first = Step(change=Change(kind="package", subject=names[0], detail=detail[names[0]]), act=install)
+    others = [Step(change=Change(kind="package", subject=name, detail=detail[name]), act=_nothing) for name in names[1:]]
+    return [first, *others]
+
+
+def _is_installed(name: str) -> bool:
+    return command("dpkg-query", "--show", "--showformat=${db:Status-Status}", name, check=False) == "installed"
+
+
+def _directories(layout: Layout) -> list[Step]:
+    paths = layout.paths
+    wanted = [paths.state, paths.config, paths.log, paths.programs, paths.programs / "agent", layout.version_directory]
+    wanted += [layout.home, layout.home / ".ssh"]
+    if service_kind(layout) == "plain":
+        wanted.append(paths.config / "units.d")
+
+    def make(path: Path) -> Callable[[], None]:
+        def act() -> None:
+            path.mkdir(mode=0o755)
+            path.chmod(0o755)
+
+        return act
+
+    return [Step(change=Change(kind="directory", subject=str(path)), act=make(path)) for path in wanted if not path.is_dir()]
+
+
+def _user(layout: Layout) -> list[Step]:
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        pass
+    else:
+        return []
+    # Not "!": sshd without PAM takes that for a locked account.
+    argv = ("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(layout.home))
+    argv += ("--shell", "/bin/sh", "--password", "*", USER)
+    detail = "logs in with the control plane's key only"
+    return [Step(change=Change(kind="user", subject=USER, detail=detail), act=lambda: _run(*argv))]
+
+
+def _agent(layout: Layout, content: bytes) -> list[Step]:
+    found: list[Step] = []
+    if not layout.file.exists() or layout.file.read_bytes() != content:
+        change = Change(kind="file", subject=str(layout.file), detail="the agent")
+        found.append(Step(change=change, act=lambda: files.write_atomically(layout.file, content, mode=0o755)))
+    return [*found, *_link(layout)]
+
+
+def _link(layout: Layout) -> list[Step]:
+    target = str(layout.current.readlink()) if layout.current.is_symlink() else ""
+    if target == layout.digest:
+        return []
+
+    def act() -> None:
+        fresh = layout.current.with_name(".current.new")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(layout.digest)
+        fresh.rename(layout.current)
+
+    action = "change" if target else "create"
+    change = Change(kind="link", subject=str(layout.current), action=action, detail=f"to {layout.digest[:16]}")
+    return [Step(change=change, act=act, before={"target": target})]
+
+
+def _text(path: Path, text: str, *, mode: int = 0o644) -> list[Step]:
+    old = path.read_bytes() if path.is_file() else None
+    if old == text.encode():
+        return []
+    before = {} if old is None else {"content": base64.b64encode(old).decode()}
+    change = Change(kind="file", subject=str(path), action="create" if old is None else "change")
+    return [Step(change=change, act=lambda: files.write_atomically(path, text.encode(), mode=mode), before=before)]
+
+
+def _sysctls() -> list[Step]:
+    """Machines are routed, so the host forwards; a host that learns its own default route keeps doing so (accept_ra=2)."""
+    wanted = dict(FORWARDING)
+    for line in command("ip", "-6", "route", "show", "default", "proto", "ra", check=False).splitlines():
+        words = line.split()
+        if "dev" in words:
+            wanted[f"net.ipv6.conf.{words[words.index('dev') + 1]}.accept_ra"] = "2"
+    found = _text(SYSCTL_FILE, sysctl_text(wanted))
+    for name, value in wanted.items():
+        path = sysctl_path(name)
+        old = path.read_text(encoding="ascii").strip() if path.exists() else value
+        if old != value:
+            change = Change(kind="sysctl", subject=name, action="change", detail=f"{old} to {value}")
+            found.append(Step(change=change, act=_writer(path, value), before={"value": old}))
+    return found
+
+
+def sysctl_path(name: str) -> Path:
+    """Interface names may hold dots, so only the outer parts are split."""
+    head, _, last = name.rpartition(".")
+    return Path("/proc/sys") / "/".join(head.split(".", 3)) / last
+
+
+def service_kind(layout: Layout) -> str:
+    return hostconfig.load(layout.paths.host_config).supervisor or found_supervisor()
+
+
+def _service(layout: Layout, *, is_new_version: bool) -> list[Step]:
+    if service_kind(layout) == "systemd":
+        return list(_systemd(layout, is_new_version=is_new_version))
+    written = [step for path, text in layout.plain_units().items() for step in _text(path, text)]
+    names = [Path(step.change.subject).stem for step in written]
+    units = [Step(change=Change(kind="unit", subject=name, detail="started by pid 1"), act=_nothing) for name in names]
+    if units:
+        units[-1] = Step(change=units[-1].change, act=hang_up)
+    return [*written, *units]
+
+
+def _systemd(layout: Layout, *, is_new_version: bool) -> Iterator[Step]:
+    text = _text(SYSTEMD_DIRECTORY / SYSTEMD_UNIT, layout.systemd_text())
+    yield from text
+    is_enabled = succeeds("systemctl", "is-enabled", "--quiet", SYSTEMD_UNIT)
+    is_active = succeeds("systemctl", "is-active", "--quiet", SYSTEMD_UNIT)
+    if not text and is_enabled and is_active and not is_new_version:
+        return
+
+    def act() -> None:
+        command("systemctl", "daemon-reload")
+        command("systemctl", "enable", "--quiet", SYSTEMD_UNIT)
+        command("systemctl", "restart", SYSTEMD_UNIT)
+
+    action = "change" if is_enabled else "create"
+    yield Step(change=Change(kind="unit", subject=SYSTEMD_UNIT, action=action, detail="enabled and started"), act=act)
+
+
+def hang_up() -> None:
+    """Tell pid 1 to read its units again. Raises CommandFailed where it is not one that does: others end at SIGHUP."""
+    if not reads_units():
+        raise CommandFailed("pid 1 is neither systemd nor one that starts what stands in /etc/bedplate/units.d")
+    os.kill(1, signal.SIGHUP)
+
+
+def reads_units() -> bool:
+    """Whether pid 1 names the units' directory in its own program, as the lab's init does."""
+    for argument in Path("/proc/1/cmdline").read_bytes().split(b"\0"):
+        path = Path(os.fsdecode(argument))
+        if path.suffix == ".py" and path.is_file():
+            return b"/etc/bedplate/units.d" in path.read_bytes()
+    return False
+
+
+def _writer(path: Path, text: str) -> Callable[[], None]:
+    def act() -> None:
+        path.write_text(text, encoding="ascii")
+
+    return act
+
+
+def _run(*argv: str) -> None:
+    command(*argv)
+
+
+def _nothing() -> None:
+    """Done by an earlier step of the same kind."""
+
+
+def remove_tree(path: Path) -> None:
+    """Absent is success; a mount point in the way is an error of its own words."""
+    if path.exists():
+        shutil.rmtree(path)
+
+
+UNITS = (AGENT_UNIT, SUPERVISOR_UNIT)

@@ -1,0 +1,188 @@
+"""Taking the agent off a host. The one rule: what the manifest names is undone, newest first, and nothing else is touched.
+
+Machines, links, routes and mounts of the agent's that still exist are ended first. The login user and its key go last: as
+long as they exist the removal is not finished, and it may be run again.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hostagent.install.commands import APT_SECONDS, CommandFailed, command
+from hostagent.install.install import Manifest
+from hostagent.install.layout import SYSTEMD_UNIT, USER, Layout
+from hostagent.install.steps import hang_up, remove_tree, service_kind, sysctl_path
+from hostagent.lib import files
+from hostagent.lib.paths import Paths
+from hostagent.protocol.enrol import Change, ChangeLine
+
+LINK = re.compile(r"b[pq][0-9a-z]{12}")
+ROUTE_PROTOCOLS = ("190", "191")
+_STOP_SECONDS = 30.0
+
+
+def uninstall(paths: Paths, *, is_dry_run: bool) -> Iterator[ChangeLine]:
+    layout = Layout(paths=paths, digest="")
+    entries = ordered(Manifest(layout.manifest).entries, paths.state)
+    if is_dry_run:
+        yield from (ChangeLine(change=_change(entry), state="planned") for entry in entries)
+        return
+    kind = service_kind(layout)
+    stop_all(kind, paths)
+    for entry in entries:
+        try:
+            undo(entry, kind)
+        except (OSError, CommandFailed) as error:
+            yield ChangeLine(change=_change(entry), state="failed", message=str(error))
+            return
+        yield ChangeLine(change=_change(entry), state="done")
+    for directory in (paths.programs, paths.log, paths.state):
+        empty(directory)
+    remove_tree(paths.run)
+
+
+def empty(directory: Path) -> None:
+    """What the agent made in a directory that was there before it; the directory stays."""
+    for entry in directory.iterdir() if directory.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            remove_tree(entry)
+        else:
+            entry.unlink()
+
+
+def ordered(entries: list[dict[str, Any]], state: Path) -> list[dict[str, Any]]:
+    """Newest first; directories after what they hold; then the user; last the state directory with the manifest in it."""
+
+    def rank(entry: dict[str, Any]) -> int:
+        if Path(entry["subject"]).is_relative_to(state):
+            return 3
+        return {"directory": 1, "user": 2}.get(entry["kind"], 0)
+
+    newest = entries[::-1]
+    return sorted(newest, key=rank)
+
+
+def undo(entry: dict[str, Any], kind: str) -> None:
+    """One change of the manifest. Undone already is success."""
+    path, before = Path(entry["subject"]), entry["before"]
+    match entry["kind"]:
+        case "package":
+            if command("dpkg-query", "--show", "--showformat=${db:Status-Status}", str(path), check=False) != "not-installed":
+                command("apt-get", "purge", "--yes", str(path), seconds=APT_SECONDS)
+        case "user":
+            _remove_user()
+        case "directory":
+            remove_tree(path)
+        case "file" if "content" in before:
+            files.write_atomically(path, base64.b64decode(before["content"]), mode=0o644)
+        case "file" | "link":
+            path.unlink(missing_ok=True)
+        case "sysctl":
+            with contextlib.suppress(FileNotFoundError):
+                sysctl_path(str(path)).write_text(before["value"], encoding="ascii")
+        case "unit" if kind == "systemd":
+            command("systemctl", "daemon-reload")
+        case _:
+            return
+
+
+def stop_all(kind: str, paths: Paths) -> None:
+    """The agent first, so that it starts nothing again; then all that ran under it."""
+    if kind == "systemd":
+        command("systemctl", "disable", "--quiet", "--now", SYSTEMD_UNIT, check=False)
+        command("systemctl", "stop", "bedplate.slice", check=False)
+        command("systemctl", "reset-failed", "bedplate-*", check=False)
+    else:
+        units = paths.config / "units.d"
+        for name in ("bedplate-agent", "bedplate-supervisor"):
+            (units / f"{name}.json").unlink(missing_ok=True)
+            hang_up()
+            _wait_until_gone(name.removeprefix("bedplate-"))
+    for link in os.listdir("/sys/class/net"):  # noqa: PTH208 - names, not paths
+        if LINK.fullmatch(link):
+            command("ip", "link", "delete", link, check=False)
+    for protocol in ROUTE_PROTOCOLS:
+        for family in ("-4", "-6"):
+            command("ip", family, "route", "flush", "proto", protocol, check=False)
+    command("nft", "delete", "table", "inet", "bedplate", check=False)
+    _unmount(paths)
+
+
+def _wait_until_gone(face: str) -> None:
+    """Pid 1 stops units in its own time: wait until no process runs this face of the agent."""
+    argument = {"agent": b"serve", "supervisor": b"supervisor"}[face]
+    deadline = time.monotonic() + _STOP_SECONDS
+    while time.monotonic() < deadline:
+        if not any(_is_face(entry, argument) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            return
+        time.sleep(0.05)
+    raise CommandFailed(f"the agent's {face} did not stop within {_STOP_SECONDS:g} s")
+
+
+def _is_face(entry: Path, argument: bytes) -> bool:
+    try:
+        argv = (entry / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return len(argv) > 3 and argv[2].endswith(b"/agent.pyz") and argv[3] == argument
+
+
+def _unmount(paths: Paths) -> None:
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    ours = (f"{paths.state}/", f"{paths.run}/")
+    for mount in reversed(mounts):
+        if mount.startswith(ours):
+            command("umount", "--lazy", mount, check=False)
+
+
+def _remove_user() -> None:
+    """Ends its sessions first: the one that asked for the removal is one of them."""
+    try:
+        uid = pwd.getpwnam(USER).pw_uid
+    except KeyError:
+        return
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                os.kill(int(entry.name), signal.SIGKILL)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while True:
+        try:
+            command("userdel", USER)
+        except CommandFailed:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def detach(paths: Paths, archive: Path) -> None:
+    """Start the removal outside the agent, from a copy of its file, and return at once. The copy deletes itself."""
+    directory = Path(tempfile.mkdtemp(prefix="bedplate-uninstall-", dir="/run"))
+    copy = directory / "agent.pyz"
+    shutil.copyfile(archive, copy)
+    argv = [sys.executable, "-I", str(copy), "uninstall", "--delete-copy"]
+    if service_kind(Layout(paths=paths, digest="")) == "systemd":
+        command("systemd-run", "--quiet", "--collect", "--unit=bedplate-uninstall", *argv)
+        return
+    with (directory / "log").open("wb") as log:
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/")
+
+
+def _change(entry: dict[str, Any]) -> Change:
+    action = "change" if entry["before"].get("content") or entry["kind"] == "sysctl" else "remove"
+    return Change(kind=entry["kind"], subject=entry["subject"], action=action, detail=entry["detail"])
