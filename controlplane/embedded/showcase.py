@@ -49,14 +49,23 @@ async def run(stage: Stage) -> dict[str, object]:
 
 async def _prepare(stage: Stage) -> tuple[Lab, Path]:
     async with asyncio.TaskGroup() as group:
+        group.create_task(start_control_plane(stage))
+        lab = group.create_task(make_lab(stage))
         image = group.create_task(build_image(stage))
-        with stage.timeline.step("Start the control plane") as step:
-            await stage.start_control_plane()
-            step.note(stage.api_url)
-        with stage.timeline.step("Make lab hosts") as step:
-            lab = await stage.start_lab()
-            step.note(", ".join(f"{host.name} {host.address}" for host in lab.hosts))
-        return lab, await image
+    return lab.result(), image.result()
+
+
+async def start_control_plane(stage: Stage) -> None:
+    with stage.timeline.step("Start the control plane") as step:
+        await stage.start_control_plane()
+        step.note(stage.api_url)
+
+
+async def make_lab(stage: Stage) -> Lab:
+    with stage.timeline.step("Make lab hosts") as step:
+        lab = await stage.start_lab()
+        step.note(", ".join(f"{host.name} {host.address}" for host in lab.hosts))
+        return lab
 
 
 async def build_image(stage: Stage) -> Path:

@@ -107,6 +107,7 @@ class Stage:
 
     async def start_lab(self) -> Lab:
         """Two hosts, and the gateway's host in this machine's own network namespace."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         specs = [HostSpec(name=name, cores=2, memory_bytes=4 << 30) for name in HOSTS]
         specs.append(HostSpec(name=GATEWAY, kind="gateway", cores=1, memory_bytes=1 << 30))
         lab = Lab("demo", self.directory / "lab", tuple(specs))

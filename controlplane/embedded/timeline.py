@@ -106,11 +106,11 @@ class Timeline:
             print(words, file=sys.stderr, flush=True)
 
     def _table(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=2)
-        table.add_column(no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(overflow="ellipsis", no_wrap=True, style="dim")
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(width=1)
+        table.add_column(no_wrap=True, min_width=max((len(step.name) for step in self.steps), default=1))
+        table.add_column(justify="right", no_wrap=True, min_width=8)
+        table.add_column(overflow="ellipsis", no_wrap=True, style="dim", ratio=1)
         for step in self.steps:
             mark, colour = _MARKS[step.state]
             first = Spinner("dots", style=colour) if step.state == "running" else Text(mark, style=colour)
