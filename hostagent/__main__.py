@@ -1,4 +1,4 @@
-"""The agent's faces: `serve`, `dispatch`, `facts`, `preflight`, `install`, `uninstall`, `version`.
+"""The agent's faces: `serve`, `supervise`, `dispatch`, `facts`, `preflight`, `install`, `uninstall`, `version`.
 
 The one rule: a face imports what it needs when it is chosen; `dispatch` starts once for every SSH channel.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-USAGE = "usage: agent.pyz serve|dispatch|facts|preflight|install|uninstall|version [--root DIR] …"
+USAGE = "usage: agent.pyz serve|supervise|dispatch|facts|preflight|install|uninstall|version [--root DIR] …"
 
 
 def main(arguments: list[str]) -> int:

@@ -22,6 +22,7 @@ from hostagent.protocol.enrol import ChangeLine
 def run(face: str, arguments: list[str]) -> int:
     table = {
         "serve": _serve,
+        "supervise": _supervise,
         "facts": _facts,
         "preflight": _preflight,
         "install": _install,
@@ -58,6 +59,13 @@ def _serve(arguments: list[str]) -> int:
         print(f"another agent serves this host: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _supervise(arguments: list[str]) -> int:
+    """The plain supervisor's daemon, where PID 1 is not systemd: a service of the host beside `serve`."""
+    from hostagent.drivers.supervisor import init
+
+    return init.main(arguments)
 
 
 def _facts(arguments: list[str]) -> int:
