@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,7 @@ class Client:
             )
         except (OSError, ValueError) as error:
             raise CommandFailed(f"cannot use {self.context.url}", why=str(error), exit_code=Exit.USAGE) from error
+        weakref.finalize(self, self._http.close)
 
     def get(self, path: str, **parameters: Any) -> Any:
         return self.request("GET", path, parameters=parameters)

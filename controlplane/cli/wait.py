@@ -69,19 +69,19 @@ def wait_for(client: Client, operation_id: str | None, *, timeout: str = DEFAULT
     if operation_id is None:
         return None
     ends_at = time.monotonic() + seconds_of(timeout)
-    steps, seen = StepList(), ""
+    steps, seen, wait = StepList(), "", "0ms"  # the first look answers at once
     poll = _POLL_ON_TERMINAL_SECONDS if sys.stderr.isatty() else _POLL_SECONDS
     try:
         while True:
-            left = max(0.0, ends_at - time.monotonic())
-            wait = f"{int(min(poll, left) * 1000)}ms"
-            operation = client.get(f"/v1/operations/{operation_id}", wait=wait, seen=seen or None)
+            operation = client.get(f"/v1/operations/{operation_id}", wait=wait, seen=seen)
             steps.show(operation["steps"])
             seen = operation["steps"][-1]["name"] if operation["steps"] else seen
             if operation["state"] != "running":
                 return _ended(operation, steps)
-            if left == 0.0:
+            left = ends_at - time.monotonic()
+            if left <= 0:
                 raise _timed_out(operation_id, timeout)
+            wait = f"{max(1, int(min(poll, left) * 1000))}ms"
     except KeyboardInterrupt:
         say(f"\nIt goes on without you: bedplate operation wait {operation_id}")
         raise
