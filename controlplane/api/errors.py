@@ -40,7 +40,7 @@ class BodyTooLarge(BedplateError):
 class RouteUnknown(BedplateError):
     """No operation has this path; `/openapi.json` lists them all."""
 
-    code = "route.not_found"
+    code = "path.not_found"
     status = 404
     title = "No such path"
 
@@ -48,7 +48,7 @@ class RouteUnknown(BedplateError):
 class MethodNotAllowed(BedplateError):
     """The path exists, but not with this method; the `Allow` header lists what it takes."""
 
-    code = "route.method_not_allowed"
+    code = "path.method_not_allowed"
     status = 405
     title = "Method not allowed"
 

@@ -20,7 +20,7 @@ KEYS = """
 SELECT id, project_id, secret_sha256, models, extract(epoch FROM expires_at)::float8 AS expires_at,
        requests_per_minute, tokens_per_minute
 FROM key
-WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+WHERE expires_at IS NULL OR expires_at > now()
 """
 
 ROUTES = """

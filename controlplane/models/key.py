@@ -12,7 +12,7 @@ from controlplane.models.base import Base, Versioned
 
 
 class Key(Versioned, Base):
-    """`models` None = every model of the project. A revoked key stays as a row, for the usage that names it."""
+    """`models` None = every model of the project. Revoking deletes the row; usage keeps naming the id."""
 
     __tablename__ = "key"
 
@@ -25,11 +25,10 @@ class Key(Versioned, Base):
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     expires_at: Mapped[datetime | None]
-    revoked_at: Mapped[datetime | None]
 
     __table_args__ = (
         CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256_form"),
         CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name="name_is_dns_label"),
         CheckConstraint("requests_per_minute > 0 AND tokens_per_minute > 0", name="limits_positive"),
-        Index("key_live_name_key", "project_id", "name", unique=True, postgresql_where="revoked_at IS NULL"),
+        Index(None, "project_id", "name", unique=True),
     )

@@ -90,10 +90,10 @@ async def test_streamed_body_is_limited_too(operator):
 
 async def test_unknown_paths_and_methods(operator, anonymous):
     for client in (operator, anonymous):
-        check_problem(await client.get("/v1/nothing"), 404, "route.not_found")
-        check_problem(await client.get("/v1/projects/"), 404, "route.not_found")
+        check_problem(await client.get("/v1/nothing"), 404, "path.not_found")
+        check_problem(await client.get("/v1/projects/"), 404, "path.not_found")
         answer = await client.put("/v1/projects", json={})
-        check_problem(answer, 405, "route.method_not_allowed")
+        check_problem(answer, 405, "path.method_not_allowed")
 
 
 async def test_path_with_nul_and_overlong_name(operator):

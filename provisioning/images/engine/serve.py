@@ -27,7 +27,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
-    import xllamacpp
+    import xllamacpp  # pyright: ignore[reportMissingImports] - only in the engine's own tree
 
     threads = arguments.threads or len(os.sched_getaffinity(0))
     params = xllamacpp.CommonParams()

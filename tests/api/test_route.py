@@ -1,0 +1,110 @@
+"""Routes: public model names over endpoints of the own project; usage beside them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import asyncpg
+import pytest
+
+from controlplane.core.ids import Kind, new_id
+from controlplane.metering.journal import Journal
+from controlplane.metering.landing import Lander
+from controlplane.metering.record import Closing, Outcome
+
+ROUTES = "/v1/projects/ours/routes"
+INSERT = """INSERT INTO endpoint (id, project_id, name, model, spec, replicas, vcpus, memory_bytes)
+            SELECT $1, id, $2, 'm', $3, 1, 1, 1 << 30 FROM project WHERE name = $4"""
+
+
+@pytest.fixture
+async def endpoints(api, database_url) -> dict[str, str]:
+    """Ids of endpoints `a` and `b` of ours and `c` of theirs."""
+    connection = await asyncpg.connect(database_url)
+    found = {}
+    for name, project in (("a", "ours"), ("b", "ours"), ("c", "theirs")):
+        found[name] = new_id(Kind.ENDPOINT)
+        await connection.execute(INSERT, found[name], name, json.dumps({"served_model_id": "m"}), project)
+    await connection.close()
+    return found
+
+
+async def test_life(member, endpoints) -> None:
+    body = {"name": "org/chat:1", "targets": [{"endpoint": "a", "weight": 3}, {"endpoint": endpoints["b"]}]}
+    made = await member.post(ROUTES, json={**body, "timeouts": {"idle": 30}})
+    assert made.status_code == 201, made.text
+    assert [(target["endpoint"], target["weight"]) for target in made.json()["targets"]] == [("a", 3), ("b", 1)]
+    assert made.json()["timeouts"] == {"idle": 30}
+    route = f"{ROUTES}/{made.json()['id']}"
+    changed = await member.patch(route, json={"targets": [{"endpoint": "b"}]})
+    assert [target["endpoint"] for target in changed.json()["targets"]] == ["b"]
+    assert changed.json()["generation"] == 2
+    listed = (await member.get(ROUTES)).json()["items"]
+    assert [(item["name"], item["targets"][0]["endpoint"]) for item in listed] == [("org/chat:1", "b")]
+    assert (await member.delete(route)).status_code == 204
+    assert (await member.get(route)).json()["code"] == "route.not_found"
+
+
+async def test_refusals(member, endpoints) -> None:
+    good = {"name": "chat", "targets": [{"endpoint": "a"}]}
+    assert (await member.post(ROUTES, json=good)).status_code == 201
+    for change, status, code in (
+        ({}, 409, "route.name_taken"),
+        ({"name": "b", "targets": [{"endpoint": "c"}]}, 422, "route.target_invalid"),
+        ({"name": "b", "targets": [{"endpoint": "a"}, {"endpoint": endpoints["a"]}]}, 422, "route.target_invalid"),
+        ({"name": "b", "targets": []}, 422, "request.invalid"),
+        ({"name": "with space"}, 422, "request.invalid"),
+        ({"name": "b", "timeouts": {"idle": -1}}, 422, "request.invalid"),
+    ):
+        answer = await member.post(ROUTES, json={**good, **change})
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert len((await member.get(ROUTES)).json()["items"]) == 1
+
+
+async def test_usage(member, stranger, operator, database_url, tmp_path) -> None:
+    key = (await member.post("/v1/projects/ours/keys", json={"name": "app"})).json()
+    project_id = (await operator.get("/v1/projects/ours")).json()["id"]
+    journal = Journal(tmp_path / "journal")
+    for number in range(3):
+        opening = journal.open(
+            project_id=project_id,
+            key_id=key["id"],
+            model="chat" if number else "other",
+            endpoint_id="ep_1",
+            replica_id="rep_1",
+            request_id=f"r{number}",
+            path="/v1/chat/completions",
+            is_stream=True,
+            prompt_estimate=1,
+        )
+        closing = Closing(
+            ended_at=opening.started_at + 1,
+            outcome=Outcome.COMPLETED,
+            status=200,
+            endpoint_id="ep_1",
+            replica_id="rep_1",
+            prompt_tokens=7,
+            completion_tokens=3,
+            is_estimated=False,
+            is_billable=True,
+        )
+        journal.close(opening, closing)
+    connection = await asyncpg.connect(database_url)
+    await Lander(journal, "gw0").run_once(connection)
+    await connection.close()
+    journal.shut()
+    usage = "/v1/projects/ours/usage"
+    hourly = (await member.get(usage)).json()["items"]
+    assert [(row["model"], row["key"], row["requests"], row["prompt_tokens"]) for row in hourly] == [
+        ("chat", "app", 2, 14),
+        ("other", "app", 1, 7),
+    ]
+    total = (await member.get(usage, params={"by": "total", "model": "chat"})).json()["items"]
+    assert [(row["hour"], row["completion_tokens"]) for row in total] == [(None, 6)]
+    records = (await member.get(f"{usage}/records", params={"key": "app", "limit": 2})).json()["items"]
+    assert [record["request_id"] for record in records] == ["r2", "r1"]
+    assert (await stranger.get(usage)).status_code == 404
+    now = datetime.now(UTC).isoformat()
+    wrong = await member.get(usage, params={"since": now, "until": now})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "usage.range_invalid")
