@@ -484,7 +484,6 @@ def upgrade() -> None:
         sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
         sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
@@ -496,7 +495,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("key_pkey")),
         sa.UniqueConstraint("secret_sha256", name=op.f("key_secret_sha256_key")),
     )
-    op.create_index("key_live_name_key", "key", ["project_id", "name"], unique=True, postgresql_where="revoked_at IS NULL")
+    op.create_index(op.f("key_project_id_name_idx"), "key", ["project_id", "name"], unique=True)
     op.create_table(
         "network",
         sa.Column("id", sa.Text(), nullable=False),
