@@ -37,7 +37,7 @@ class Api:
         if response.status_code == 404 and missing_ok:
             return {}
         if response.is_error:
-            raise ApiFailed(f"{method} {path}: {response.status_code} {response.text}")
+            raise ApiFailed(f"{method} {path}: {_problem(response)}")
         return response.json() if response.content else {}
 
     async def get(self, path: str) -> Json:
@@ -60,3 +60,13 @@ class Api:
             if time.monotonic() > deadline:
                 raise ApiFailed(f"{path} is not there after {seconds:.0f} s: {seen}")
             await asyncio.sleep(0.5)
+
+
+def _problem(response: httpx2.Response) -> str:
+    """What a problem document says, in one line."""
+    try:
+        told = response.json()
+        fields = "".join(f"; {error['pointer']}: {error['detail']}" for error in told["errors"])
+        return f"{response.status_code} {told['code']}: {told['detail']}{fields} ({told['request_id']})"
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.text[:500]}"
