@@ -7,22 +7,26 @@ What a person does at a terminal is done too: log in to a host to run `ssh` ther
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 
 from controlplane.embedded.client import ApiFailed, Json
 from controlplane.embedded.services import base_environment, python
-from controlplane.embedded.stage import HOSTS, Stage, StageFailed
+from controlplane.embedded.stage import GATEWAY, HOSTS, Stage, StageFailed
 from controlplane.embedded.timeline import Step
 from provisioning.lab.lab import Lab, LabHost
 
 PROJECT = "demo"
 IMAGE = "debian-12"
 _IMAGE_SECONDS = 1200
+_ENROL_SECONDS = 180
 _VM_SECONDS = 300
 _LOGIN_SECONDS = 180
 _SSH_OPTIONS = (
@@ -40,6 +44,7 @@ async def run(stage: Stage) -> dict[str, object]:
         lab, directory = await _prepare(stage)
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+    await enrol(stage, lab)
     await import_image(stage, directory)
     await make_project(stage)
     vm = await make_vm(stage)
@@ -75,6 +80,55 @@ async def build_image(stage: Stage) -> Path:
         directory = Path(output.strip().splitlines()[-1])
         step.note(directory.name)
         return directory
+
+
+async def enrol(stage: Stage, lab: Lab) -> None:
+    """Each host as an operator adds it: the bootstrap key lets us in, a preflight shows its key, which is then pinned."""
+    with stage.timeline.step("Enrol the hosts over SSH") as step:
+        key = (await stage.api.get("/v1/hosts/bootstrap-key"))["public_key"]
+        await gather(*(_enrol_one(stage, host, key, step) for host in lab.hosts))
+        step.note(", ".join(host.name for host in lab.hosts))
+
+
+async def _enrol_one(stage: Stage, host: LabHost, key: str, step: Step) -> None:
+    await asyncio.to_thread(host.authorize, key)
+    place: Json = {"address": host.address, "port": host.port, "user": "root"}
+    asked = await stage.api.post("/v1/hosts/preflight", place)
+    found = await stage.api.until(
+        f"/v1/hosts/preflights/{asked['id']}", lambda preflight: preflight["finished_at"] is not None, seconds=_ENROL_SECONDS
+    )
+    if found["fingerprint"] != (expected := fingerprint(host.host_key)):
+        raise StageFailed(f"{host.name} shows the key {found['fingerprint']}, not {expected}: {found['report']}")
+    roles = ["gateway"] if host.name == GATEWAY else ["compute"]
+    body = {**place, "name": host.name, "host_key_fingerprint": expected, "roles": roles}
+    await stage.api.post("/v1/hosts", body)
+    await stage.api.until(
+        f"/v1/hosts/{host.name}",
+        lambda seen: seen["state"] == "ready" and seen["link"] == "up",
+        seconds=_ENROL_SECONDS,
+        tell=lambda seen: step.note(f"{host.name} {seen['state']}{_reasons(seen)}"),
+    )
+
+
+def fingerprint(public_key: str) -> str:
+    """As `ssh-keygen -l` prints it: `SHA256:` and unpadded base64 of the digest of the key's blob."""
+    blob = base64.b64decode(public_key.split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _reasons(resource: Json) -> str:
+    reasons = [str(entry.get("reason") or entry.get("type")) for entry in resource.get("conditions", [])]
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+async def gather(*work: Coroutine[None, None, None]) -> None:
+    """Do all; the first failure ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 async def import_image(stage: Stage, directory: Path) -> None:
