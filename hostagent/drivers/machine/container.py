@@ -20,6 +20,7 @@ from hostagent.drivers.machine.container_config import bundle_config, host_file_
 from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
 from hostagent.drivers.machine.tree import archive_of, unpack
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
+from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.paths import Paths
 from hostagent.lib.program import run
 from hostagent.lib.wait import until
@@ -59,6 +60,7 @@ class ContainerMachine:
         self.has_cgroups = has_cgroups
         self.python = python
         self.code = code
+        self._changing = KeyedLocks()
 
     def render(self, plan: MachinePlan) -> MachineRendered:
         """The tree's name depends on the archive, so the starter's own file is written by `apply`."""
@@ -89,23 +91,28 @@ class ContainerMachine:
         log_path = self.paths.vm_log(vm_id)
         if unit.state == "running":
             return MachineObserved(vm_id=vm_id, state="running", incarnation=unit.incarnation, log_path=str(log_path))
-        await self._delete(vm_id)
+        async with self._changing.hold(vm_id):
+            now = await self.supervisor.observe(PREFIX + vm_id)
+            if now is None or now.state == "exited":
+                await self._delete(vm_id)
         return _ended(vm_id, unit, log_path)
 
     async def apply(self, plan: MachinePlan) -> MachineObserved:
         vm_id = plan.vm.id
         if plan.vm.power == "stopped":
-            await self._stop(vm_id)
+            async with self._changing.hold(vm_id):
+                await self._stop(vm_id)
             return MachineObserved(vm_id=vm_id, state="stopped", log_path=str(plan.log_path))
         observed = await self.observe(vm_id)
         if observed is None or observed.state != "running":
-            await self._start(plan)
+            await self._unpack_and_start(plan)
             observed = await self.observe(vm_id)
         assert observed is not None
         return observed
 
     async def remove(self, vm_id: str) -> None:
-        await self._stop(vm_id)
+        async with self._changing.hold(vm_id):
+            await self._stop(vm_id)
         shutil.rmtree(self.paths.vm_run_directory(vm_id), ignore_errors=True)
         for tree in self.paths.vm_directory(vm_id).glob("tree-*"):
             shutil.rmtree(tree, ignore_errors=True)
@@ -114,11 +121,15 @@ class ContainerMachine:
     async def vm_ids(self) -> tuple[str, ...]:
         return tuple(name.removeprefix(PREFIX) for name in await self.supervisor.names() if name.startswith(PREFIX))
 
-    async def _start(self, plan: MachinePlan) -> None:
-        rendered = self.render(plan)
+    async def _unpack_and_start(self, plan: MachinePlan) -> None:
         plan.state_directory.mkdir(parents=True, exist_ok=True)
         archive = archive_of(plan.image_directory)
         tree = await unpack(archive, plan.state_directory, uid=plan.uid, gid=plan.gid, count=plan.uid_count)
+        async with self._changing.hold(plan.vm.id):
+            await self._start(plan, tree)
+
+    async def _start(self, plan: MachinePlan, tree: Path) -> None:
+        rendered = self.render(plan)
         await self._stop(plan.vm.id)
         for nic in plan.nics:
             if not _has_interface(nic.peer):

@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> int:
     _enter_network(spec["nics"])
     _unshare(CLONE_NEWNS)
     _run([MOUNT, "--make-rprivate", "/"])
+    # a user namespace may mount proc only where one is wholly in sight; the host's may have something mounted over it
+    _run([MOUNT, "-t", "proc", "proc", "/proc", "-o", "nosuid,nodev,noexec"])
     _mount_root(spec)
     os.execv(spec["runc"][0], spec["runc"])  # noqa: S606 - the unit becomes runc
 

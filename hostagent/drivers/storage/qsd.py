@@ -14,6 +14,7 @@ from pathlib import Path
 from hostagent.drivers.machine.protocol import DiskTransport
 from hostagent.drivers.storage.protocol import StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitWanted
+from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.paths import Paths
 from hostagent.lib.program import run
 from hostagent.lib.qmp import QmpError, connect
@@ -36,6 +37,7 @@ class QsdStorage:
     def __init__(self, supervisor: SupervisorDriver, paths: Paths) -> None:
         self.supervisor = supervisor
         self.paths = paths
+        self._changing = KeyedLocks()
 
     def render(self, plan: VolumePlan) -> VolumeRendered:
         disk = plan.directory / DISK
@@ -63,6 +65,10 @@ class QsdStorage:
         )
 
     async def apply(self, plan: VolumePlan) -> VolumeObserved:
+        async with self._changing.hold(plan.volume.id):  # the volume's own job and its machine's may come at once
+            return await self._apply(plan)
+
+    async def _apply(self, plan: VolumePlan) -> VolumeObserved:
         disk = plan.directory / DISK
         if not disk.exists():
             await self._create(plan, disk)
@@ -75,6 +81,10 @@ class QsdStorage:
         return observed
 
     async def remove(self, volume_id: str) -> None:
+        async with self._changing.hold(volume_id):
+            await self._remove(volume_id)
+
+    async def _remove(self, volume_id: str) -> None:
         run = self.paths.volume_run_directory(volume_id)
         if is_connected(export_path(run, "vhost_user_blk")):
             raise AgentError("volume.in_use", f"a machine still uses {volume_id}")

@@ -106,7 +106,6 @@ def _properties(wanted: UnitWanted) -> list[tuple[str, str]]:
         ("StandardInput", "null"),
         ("StandardOutput", f"append:{wanted.log_path}"),
         ("StandardError", f"append:{wanted.log_path}"),
-        ("UMask", "0027"),
         ("KillSignal", wanted.stop_signal),
         ("TimeoutStopSec", f"{wanted.stop_grace_seconds:g}s"),
         ("NoNewPrivileges", "yes" if wanted.uid else ""),

@@ -197,7 +197,7 @@ def _spawn(wanted: UnitWanted) -> subprocess.Popen[bytes]:
                 user=wanted.uid if wanted.uid != os.geteuid() else None,
                 group=wanted.gid if wanted.gid != os.getegid() else None,
                 extra_groups=wanted.groups if os.geteuid() == 0 else None,
-                umask=0o027,
+                umask=0o022,
                 start_new_session=True,
             )
     except FileNotFoundError as error:
