@@ -132,6 +132,11 @@ class Program(ABC, Generic[Subject, Hosts]):
         return self._subject is not None
 
     @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context of the request that started the run, to be handed on to hosts."""
+        return self._work.traceparent
+
+    @property
     def attempt(self) -> int:
         """1 for the first try of this step."""
         return self._work.attempt

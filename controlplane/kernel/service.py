@@ -28,7 +28,8 @@ async def fetch(where: Where, statement: str, *arguments: object) -> Sequence[An
     """Rows of one of our statements in the transaction of a session, or on a raw connection."""
     if isinstance(where, AsyncSession):
         connection = await where.connection()
-        return (await connection.exec_driver_sql(statement, arguments)).all()
+        result = await connection.exec_driver_sql(statement, arguments)
+        return result.all() if result.returns_rows else []
     return await where.fetch(statement, *arguments)
 
 

@@ -196,7 +196,7 @@ class Work:
         async with self.database.pool.acquire() as connection:
             if isinstance(outcome, Goto) and not self.words and not self.signals and not self._rests(outcome.step):
                 written = await self._hop(connection, outcome)
-            elif isinstance(outcome, Wait) and not self.words and not self.signals:
+            elif isinstance(outcome, Wait) and not self.words and not self.signals and not self._rests(self.step):
                 written = await self._settle(connection, outcome)
             else:
                 try:
@@ -219,12 +219,11 @@ class Work:
                 return None
             case Goto():
                 await self._consume(connection)
-                if self._rests(outcome.step):
-                    self.is_ready = True
-                    await self._tell(await connection.fetch(sql.READY, self.run_id, self.lease), connection)
+                await self._become_ready(connection, outcome.step)
                 return await self._hop(connection, outcome)
             case Wait():
                 await self._consume(connection)
+                await self._become_ready(connection, self.step)
                 return await self._settle(connection, outcome)
             case Done():
                 await self._consume(connection)
@@ -240,8 +239,13 @@ class Work:
             self.memo_to_store = None if memo == self.stored_memo else memo
 
     def _rests(self, step: str) -> bool:
-        """Whether entering `step` makes the run ready for the first time."""
+        """Whether being in `step` makes the run ready for the first time."""
         return not self.is_ready and step in self.seconds_of and self.seconds_of[step] is None
+
+    async def _become_ready(self, connection: Connection, step: str) -> None:
+        if self._rests(step):
+            self.is_ready = True
+            await self._tell(await connection.fetch(sql.READY, self.run_id, self.lease), connection)
 
     async def _consume(self, connection: Connection) -> None:
         if self.signals:

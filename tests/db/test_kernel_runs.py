@@ -9,12 +9,14 @@ import asyncpg
 import pytest
 
 from controlplane import kernel
+from controlplane.kernel import incident
 from controlplane.kernel.database import Database
 from controlplane.kernel.outcome import LeaseLost
 from controlplane.kernel.program import Memo, Outcome, Program, Terminal, done, goto, step, wait
 from controlplane.kernel.registry import Registry
 from controlplane.kernel.runner import Runner
 from controlplane.kernel.world import World
+from controlplane.models.incident import Incident
 
 LOG: dict[str, list[str]] = {}
 SOON = timedelta(minutes=5)
@@ -176,9 +178,9 @@ async def test_failing_step_backs_off_and_tells_the_operator(database: Database,
             await kernel.signal(session, "broken", "b1", "storm")
         assert not await runner.advance(run_id), "a signal must not defeat the back-off"
         await make_due(database, run_id)
-    incident = await database.pool.fetchrow("SELECT * FROM incident")
-    assert (incident["code"], incident["count"], incident["run_id"]) == ("run.step_failing", 2, run_id)
-    assert "the wire is cut" in incident["detail"]
+    opened = await database.pool.fetchrow("SELECT * FROM incident")
+    assert (opened["code"], opened["count"], opened["run_id"]) == ("run.step_failing", 2, run_id)
+    assert "the wire is cut" in opened["detail"]
     async with database.session() as session:
         await kernel.signal(session, "broken", "b1", "heal")
     assert await runner.advance(run_id)
@@ -237,6 +239,84 @@ async def test_children(database: Database, runner: Runner) -> None:
         assert await runner.advance(child["id"])
     assert await runner.advance(parent)
     assert (await row(database, parent))["finished_at"] is not None
+
+
+class ReportProgram(Program[Incident]):
+    """Works on its row through the ORM, in the transaction of the outcome."""
+
+    @step(within=SOON)
+    async def change(self) -> Outcome:
+        async with self.tx() as tx:
+            row = await tx.session.get(Incident, self.subject.id)
+            assert row is not None
+            row.detail += f", changed by try {self.attempt}"
+            await kernel.start(tx.session, "story", "from-a-step")
+            await tx.session.flush()
+            assert row.detail == await tx.conn.fetchval("SELECT detail FROM incident WHERE id = $1", self.subject_id)
+            if self.attempt == 1:
+                raise OSError("the first try fails after its change")
+            return tx.goto(self.rest)
+
+    @step(within=None)
+    async def rest(self) -> Outcome:
+        return wait(seconds=3600)
+
+    @step(within=SOON)
+    async def destroy(self) -> Outcome:
+        async with self.tx() as tx:
+            await tx.session.delete(self.subject)
+        return done()
+
+
+async def test_the_orm_and_the_outcome_share_a_transaction(database: Database, world: World[Any]) -> None:
+    async with database.session() as session:
+        subject = await incident.open_incident(session, "x.y", "host_1", "words")
+        run_id = await kernel.start(session, "report", subject)
+    async with Runner(world=world, registry=Registry([ReportProgram])) as runner:
+        assert await runner.advance(run_id)
+        words = "SELECT detail FROM incident WHERE id = $1"
+        assert await database.pool.fetchval(words, subject) == "words"
+        assert await database.pool.fetchval("SELECT count(*) FROM run WHERE program = 'story'") == 0
+        await make_due(database, run_id)
+        assert await runner.advance(run_id)
+        assert await database.pool.fetchval(words, subject) == "words, changed by try 2"
+        assert database.publisher.told[-1][0] == await database.pool.fetchval("SELECT id FROM run WHERE program = 'story'")
+        assert (await row(database, run_id))["ready_at"] is not None
+        async with database.session() as session:
+            await kernel.destroy(session, "report", subject)
+        assert await runner.advance(run_id)
+        assert (await row(database, run_id))["finished_at"] is not None
+
+
+async def test_a_subject_without_a_row_parks_or_is_destroyed_already(database: Database, world: World[Any]) -> None:
+    run_id = await begin(database, "report", "inc_gone")
+    async with Runner(world=world, registry=Registry([ReportProgram])) as runner:
+        await runner.advance(run_id)
+        assert (await row(database, run_id))["parked_code"] == "run.subject_gone"
+        async with database.session() as session:
+            await kernel.destroy(session, "report", "inc_gone")
+        await runner.advance(run_id)
+        assert (await row(database, run_id))["finished_at"] is not None
+
+
+async def test_a_program_nobody_knows_waits_for_a_worker_that_does(
+    database: Database, runner: Runner, world: World[Any]
+) -> None:
+    run_id = await begin(database, "report", "inc_gone")
+    await runner.advance(run_id)
+    assert (await row(database, run_id))["parked_at"] is None
+    assert "no program named report" in await database.pool.fetchval("SELECT detail FROM incident")
+
+
+async def test_incidents_of_subjects_count_and_close(database: Database) -> None:
+    async with database.session() as session:
+        first = await incident.open_incident(session, "host.object_unknown", "host_1", "vm_9 runs there, nobody wants it")
+        assert await incident.open_incident(session, "host.object_unknown", "host_1", "still there") == first
+        assert await incident.open_incident(session, "host.object_unknown", "host_2", "another") != first
+        await incident.resolve_incident(session, "host.object_unknown", "host_1", by="ops")
+        assert await incident.open_incident(session, "host.object_unknown", "host_1", "again") != first
+    found = await database.pool.fetchrow("SELECT * FROM incident WHERE id = $1", first)
+    assert (found["count"], found["detail"], found["resolved_by"]) == (2, "still there", "ops")
 
 
 async def test_a_stale_lease_writes_nothing(database: Database, runner: Runner) -> None:
