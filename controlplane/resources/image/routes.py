@@ -70,10 +70,15 @@ async def show(image: Ref, *, call: Call) -> ShownImage:
 
 
 @noun.route(
-    "PUT", "/{image}/blobs/{sha256}", "upload", BlobView, errors=[ImageNotFound, BlobUnknown, BlobMismatch, ImageStoreFull]
+    "PUT",
+    "/{image}/blobs/{sha256}",
+    "upload",
+    BlobView,
+    errors=[ImageNotFound, BlobUnknown, BlobMismatch, ImageStoreFull],
+    accepts="application/octet-stream",
 )
 async def upload(image: Ref, sha256: Digest, request: Request, *, call: Call) -> BlobView:
-    """Store one file of the manifest: its raw bytes as `application/octet-stream`. Storing it again is quick success."""
+    """Store one file of the manifest: its raw bytes. Storing it again is quick success."""
     row = await call.load(Image, image)
     file = await call.session.scalar(select(ImageFile).where(ImageFile.image_id == row.id, ImageFile.sha256 == sha256).limit(1))
     if file is None:

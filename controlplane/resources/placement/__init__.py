@@ -1,0 +1,1 @@
+"""Asking what a machine would find in the fleet, without making one."""
