@@ -11,6 +11,7 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from controlplane.cli.context import Context, active, is_loopback
 from controlplane.cli.errors import CommandFailed, Exit, from_problem
 
 _TRIES = 4
+_CHUNK_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS = 0.3
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 75.0  # longer than the longest long poll
@@ -59,6 +61,27 @@ class Client:
 
     def delete(self, path: str) -> Any:
         return self.request("DELETE", path)
+
+    def upload(self, path: str, file: Path) -> Any:
+        """PUT the bytes of a file, streamed. Raises CommandFailed."""
+
+        def chunks() -> Iterator[bytes]:
+            with file.open("rb") as content:
+                while chunk := content.read(_CHUNK_BYTES):
+                    yield chunk
+
+        try:
+            headers = {"content-type": "application/octet-stream", "content-length": str(file.stat().st_size)}
+            answer = self._http.put(
+                path, content=chunks(), headers=headers, timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+            )
+        except OSError as error:
+            raise CommandFailed(f"cannot read {file}", why=str(error), exit_code=Exit.USAGE) from error
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+        if answer.is_success:
+            return answer.json()
+        raise self.failure(answer, path)
 
     def request(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, parameters: Mapping[str, Any] | None = None

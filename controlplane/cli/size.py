@@ -1,0 +1,20 @@
+"""Sizes as people write them: `512M`, `2G`, `1.5Ti`. The one rule: every unit is a power of 1024, as memory and disks are."""
+
+from __future__ import annotations
+
+import re
+
+from controlplane.cli.errors import CommandFailed, Exit
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str | None, option: str) -> int | None:
+    """Bytes of `text`; None for None. Raises CommandFailed."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise CommandFailed(f"{option} takes a size like 512M or 2G, not {text!r}", exit_code=Exit.USAGE)
+    return int(float(match[1]) * (1 << _UNITS[match[2].upper()]))
