@@ -16,6 +16,8 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from controlplane.api import idempotency
@@ -31,7 +33,7 @@ from controlplane.api.errors import (
 from controlplane.api.pages import Page, PageOf
 from controlplane.api.schemas import Listing
 from controlplane.audit import service as audit
-from controlplane.authz.service import Resource, authorise
+from controlplane.authz.service import Actor, Resource, authorise
 from controlplane.core.errors import BedplateError, Forbidden, InvalidInput, NotFound, Unauthenticated, Unavailable
 from controlplane.core.ids import is_id
 from controlplane.core.paging import PageTokenInvalid
@@ -83,7 +85,7 @@ async def _answer(
             session=session,
             request=request,
             request_id=request.scope.get("bedplate.request_id", ""),
-            actor=await authenticate(session, request.headers.get("authorization")),
+            actor=await _authenticated(session, request.headers.get("authorization")),
             action=action,
             is_write=request.method not in {"GET", "HEAD"},
         )
@@ -106,6 +108,17 @@ async def _answer(
         await session.commit()
         services.events.poke()
         return response
+
+
+async def _authenticated(session: AsyncSession, authorization: str | None) -> Actor:
+    """The actor; once more on a fresh connection when the pooled one was dead, for nothing was done yet."""
+    try:
+        return await authenticate(session, authorization)
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        await session.rollback()
+        return await authenticate(session, authorization)
 
 
 async def _enter_project(call: RequestContext, *, is_named: bool) -> None:
@@ -179,7 +192,7 @@ async def _conclude(call: RequestContext, response: Response) -> None:
     await emit(call.session, call.action, kind, row.id, project_id=project_id, body=body)
     _set_etag(response, row)
     _set_location(call, response, row.id)
-    operation_id = call.session.info.get(operations.LATEST)
+    operation_id = operations.recorded(call.session, row.id)
     if operation_id is not None:
         response.headers["x-operation-id"] = operation_id
 
@@ -329,7 +342,7 @@ def _settled(handler: Callable[..., Awaitable[Any]], noun: Noun, verb: str, meth
                 row.generation += 1
             await call.session.flush()
         if row is not None and noun.has_operations:
-            await operations.record_once(call.session, noun.kind, row, f"{noun.kind}.{verb}", call.actor)
+            await operations.record_once(call.session, row, f"{noun.kind}.{verb}", call.actor)
         return Response(status_code=204) if result is None and method == "DELETE" else result
 
     return settled

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from html import escape
+
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sqlalchemy import text
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from controlplane.api.call import Services
-from controlplane.core.errors import Unavailable
+from controlplane.core.errors import Unavailable, catalogue
 
 router = APIRouter(include_in_schema=False)
 
@@ -23,16 +25,37 @@ code { background: #8882; padding: .1em .3em }
 <p>This control plane is running. There is no console in this version: use the command line or the API.</p>
 <ul>
 <li><a href="/openapi.json">OpenAPI document</a> of everything under <code>/v1</code></li>
+<li><a href="/docs/errors">Errors</a> and what to do about them</li>
 <li><a href="/healthz">/healthz</a>, <a href="/readyz">/readyz</a>, <a href="/metrics">/metrics</a></li>
 <li>Command line: <code>bedplate login</code>, then <code>bedplate vm list</code></li>
 </ul>
 </html>
 """
 
+_ERRORS = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Errors of the Bedplate API</title>
+<h1>Errors</h1>
+<dl>{rows}</dl>
+</html>
+"""
+_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
 
 @router.get("/")
 async def front() -> Response:
-    return HTMLResponse(_PAGE, headers={"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"})
+    return HTMLResponse(_PAGE, headers=_HEADERS)
+
+
+@router.get("/docs/errors")
+async def errors() -> Response:
+    """What the `type` of a problem points to."""
+    rows = "".join(
+        f"<dt id='{escape(kind.code)}'><code>{escape(kind.code)}</code> {kind.status} {escape(kind.title)}</dt>"
+        f"<dd>{escape(' '.join((kind.__doc__ or '').split()))}</dd>"
+        for kind in catalogue()
+    )
+    return HTMLResponse(_ERRORS.format(rows=rows), headers=_HEADERS)
 
 
 @router.get("/healthz")

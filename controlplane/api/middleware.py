@@ -48,7 +48,7 @@ class Ring:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*_without(message["headers"], b"x-request-id"), (b"x-request-id", request_id.encode())]
+                message["headers"] = _finished(scope, message["headers"], request_id)
                 self._seconds.labels(_operation(scope)).observe(time.monotonic() - began)
             await send(message)
 
@@ -92,6 +92,15 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 def _without(headers: list[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:
     return [pair for pair in headers if pair[0].lower() != name]
+
+
+def _finished(scope: Scope, headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    """The headers of every answer: the request id, and that nobody in between keeps what may be a tenant's or a secret."""
+    finished = [*_without(headers, b"x-request-id"), (b"x-request-id", request_id.encode())]
+    finished.append((b"x-content-type-options", b"nosniff"))
+    if scope["path"].startswith("/v1/") and not any(name.lower() == b"cache-control" for name, _ in headers):
+        finished.append((b"cache-control", b"private, no-cache" if scope["method"] == "GET" else b"no-store"))
+    return finished
 
 
 def _request_id(scope: Scope) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import httpx2
 import pytest
@@ -35,6 +36,19 @@ class Api:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         transport = httpx2.ASGITransport(app=self.app)
         return httpx2.AsyncClient(transport=transport, base_url="http://api.test", headers=headers)
+
+
+async def cut_connections(database: Database) -> None:
+    """What a restart of PostgreSQL does to a pool."""
+    others = "datname = current_database() AND pid <> pg_backend_pid()"
+    async with database.pool.acquire() as connection:
+        await connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
+
+@pytest.fixture
+def cut(database: Database) -> Callable[[], Awaitable[None]]:
+    """Cuts every pooled connection, as a restart of PostgreSQL does."""
+    return partial(cut_connections, database)
 
 
 @pytest.fixture

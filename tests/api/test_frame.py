@@ -133,6 +133,13 @@ def refuse_now():
     raise ConnectionRefusedError("no server")
 
 
+async def test_dead_pooled_connections_are_not_the_clients_business(operator, cut):
+    await asyncio.gather(*(operator.get("/v1/projects") for _ in range(5)))
+    await cut()
+    answers = await asyncio.gather(*(operator.get("/v1/projects") for _ in range(5)))
+    assert {answer.status_code for answer in answers} == {200}
+
+
 @pytest.mark.parametrize("given", ["x" * 200, "a b", "short", "ümlaut-request-id"])
 async def test_strange_request_ids_are_replaced(operator, given):
     answer = await operator.get("/v1/projects", headers={"x-request-id": given.encode("latin-1")})
@@ -230,6 +237,8 @@ async def test_page_at_root_and_probes(anonymous):
     page = await anonymous.get("/")
     assert page.status_code == 200
     assert "/openapi.json" in page.text
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert "id='project.name_taken'" in (await anonymous.get("/docs/errors")).text
     assert (await anonymous.get("/healthz")).json() == {"status": "ok"}
     assert (await anonymous.get("/readyz")).json() == {"status": "ready"}
     metrics = await anonymous.get("/metrics")

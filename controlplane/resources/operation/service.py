@@ -20,8 +20,7 @@ from controlplane.models.operation import Operation
 from controlplane.models.run import Run
 from controlplane.resources.operation import queries
 
-LATEST = "bedplate.operation"
-"""Key in `session.info`: the id of the operation that this transaction recorded last."""
+_RECORDED = "bedplate.operations"  # key in `session.info`: subject id → the operation of this session
 
 _ENDS = (".delete", ".remove")
 
@@ -57,17 +56,22 @@ async def record(  # noqa: PLR0917 - called with these six everywhere, in this o
     )
     session.add(operation)
     await session.flush()
-    session.info[LATEST] = operation.id
+    session.info.setdefault(_RECORDED, {})[subject_id] = operation.id
     return operation
 
 
-async def record_once(session: AsyncSession, subject_kind: str, row: Base, action: str, actor: Actor) -> None:
-    """Like `record`, unless the service has recorded one in this transaction already; for the route frame."""
+async def record_once(session: AsyncSession, row: Base, action: str, actor: Actor) -> None:
+    """Like `record`, unless the service has recorded one for this row already; for the route frame."""
     subject: Any = row
-    if LATEST in session.info:
+    if recorded(session, subject.id) is not None:
         return
-    project_id = getattr(subject, "project_id", None)
-    await record(session, subject_kind, subject.id, getattr(subject, "generation", 1), action, actor, project_id=project_id)
+    generation, project_id = getattr(subject, "generation", 1), getattr(subject, "project_id", None)
+    await record(session, subject.__tablename__, subject.id, generation, action, actor, project_id=project_id)
+
+
+def recorded(session: AsyncSession, subject_id: str) -> str | None:
+    """The id of the operation that this session recorded for a subject."""
+    return session.info.get(_RECORDED, {}).get(subject_id)
 
 
 async def settle(session: AsyncSession, operations: Sequence[Operation]) -> dict[str, Run]:

@@ -1,0 +1,1 @@
+"""Errors of the audit trail: none of its own."""
