@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -146,6 +147,7 @@ def _supervisor(arguments: list[str]) -> int:
     from hostagent.drivers.supervisor.init import Init
 
     options = _parser("supervisor").parse_args(arguments)
+    os.umask(0o022)
     asyncio.run(Init(_paths(options).run).main())
     return 0
 

@@ -85,8 +85,15 @@ class Layout:
         The agent's unit names its version, so that another version is started anew and the supervisor is left alone.
         """
         directory = self.paths.config / "units.d"
-        agent = {"name": AGENT_UNIT, "argv": self.face("serve"), "env": {"BEDPLATE_AGENT": self.digest}}
-        units = {SUPERVISOR_UNIT: {"name": SUPERVISOR_UNIT, "argv": self.face("supervisor"), "env": {}}, AGENT_UNIT: agent}
+        log = {name: str(self.paths.log / f"{name}.log") for name in ("agent", "supervisor")}
+        agent = {
+            "name": AGENT_UNIT,
+            "argv": self.face("serve"),
+            "env": {"BEDPLATE_AGENT": self.digest},
+            "log_path": log["agent"],
+        }
+        below = {"name": SUPERVISOR_UNIT, "argv": self.face("supervisor"), "log_path": log["supervisor"]}
+        units = {SUPERVISOR_UNIT: below, AGENT_UNIT: agent}
         return {directory / f"{name}.json": json.dumps(unit) + "\n" for name, unit in units.items()}
 
 

@@ -29,6 +29,7 @@ GROUP = "bedplate"
 
 async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_SECONDS) -> None:
     """Serve until SIGTERM or SIGINT. Raises AlreadyLocked when another agent serves the same state."""
+    os.umask(0o022)
     paths.state.mkdir(parents=True, exist_ok=True, mode=0o755)
     descriptor = lock.hold(paths.state / "serve.lock")
     config = hostconfig.load(paths.host_config)
@@ -90,6 +91,7 @@ Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def _listen(stack: contextlib.AsyncExitStack, path: Path, accept: Accept, *, mode: int) -> None:
     """A UNIX socket that replaces a dead agent's, open to root and the agent's group."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    path.parent.chmod(0o755)  # whoever made it may have had a stricter umask; the login user passes through
     path.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(accept, path, limit=MAX_LINE_BYTES)
     path.chmod(mode)
