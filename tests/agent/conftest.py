@@ -73,9 +73,11 @@ class Client:
                     self.stray.append(frame)
                 else:
                     waiter.set_result(frame)
+        assert self.process.stderr is not None
+        words = f"the agent closed the channel: {await self.process.wait()} {(await self.process.stderr.read())!r}"
         for waiter in self._waiting.values():
             if not waiter.done():
-                waiter.set_exception(ConnectionResetError("the agent closed the channel"))
+                waiter.set_exception(ConnectionResetError(words))
                 waiter.exception()
 
 
@@ -97,12 +99,15 @@ class Served:
                 await asyncio.sleep(0.02)
 
     async def is_answering(self) -> bool:
+        """Connecting proves nothing: a program that a killed `serve` was just starting holds its socket for a moment."""
         try:
-            _, writer = await asyncio.open_unix_connection(self.paths.socket)
+            reader, writer = await asyncio.open_unix_connection(self.paths.socket)
+            writer.write(b'{"face":"rpc"}\nhello\n')
+            answer = await reader.readline()
         except OSError:
             return False
         writer.close()
-        return True
+        return bool(answer)
 
     async def start_supervisor(self) -> None:
         arguments = ("--run", str(self.paths.run), "--units", str(self.paths.config / "units.d"))
