@@ -12,14 +12,18 @@ from typing import Self
 
 import asyncpg
 from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from controlplane.kernel import sql
 from controlplane.kernel.publish import CeleryPublisher, NoPublisher, Publisher
 
 DUE = "bedplate.due"  # session.info: the runs nudged in this transaction, as (run id, shard)
 _PUBLISHER = "bedplate.publisher"
+_LEASE_CONNECTIONS = 4
 
 
 class KernelSession(Session):
@@ -38,6 +42,13 @@ def _forget(session: Session) -> None:
     session.info.pop(DUE, None)
 
 
+def _refuse_closed(adapted: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection) -> None:
+    """Have the pool connect anew where the server has gone meanwhile: known without a round trip."""
+    del record, proxy
+    if getattr(adapted, "driver_connection").is_closed():  # noqa: B009 - not in SQLAlchemy's protocol
+        raise DisconnectionError
+
+
 class _Connection(asyncpg.Connection):
     """Nothing here changes a connection's settings, so giving it back needs no round trip to reset them."""
 
@@ -47,10 +58,13 @@ class _Connection(asyncpg.Connection):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """`pool` for SQL of one's own, `sessionmaker` for models. Close it in the event loop that opened it."""
+    """`pool` for SQL of one's own, `sessionmaker` for models, `leases` for claims and renewals only (their commits do not
+    wait for the disk, see decision 0016). Close it in the event loop that opened it.
+    """
 
     url: str
     pool: asyncpg.Pool
+    leases: asyncpg.Pool
     engine: AsyncEngine
     sessionmaker: async_sessionmaker[AsyncSession]
     publisher: Publisher
@@ -59,18 +73,26 @@ class Database:
     async def open(cls, url: str, *, pool_size: int = 10, publisher: Publisher | None = None) -> Self:
         """Connect. `url` is `postgresql://…` (also `?host=/socket/directory`); raises what asyncpg raises.
 
-        Each of the two pools grows up to `pool_size` connections, on demand. A CeleryPublisher given here falls back to
-        NOTIFY on this database; whoever made it closes it.
+        `pool` and engine each grow up to `pool_size` connections on demand, `leases` up to 4. A CeleryPublisher given here
+        falls back to NOTIFY on this database; whoever made it closes it.
         """
         publisher = publisher or NoPublisher()
         pool = await asyncpg.create_pool(url, min_size=1, max_size=pool_size, connection_class=_Connection)
-        engine = create_async_engine(
-            url.replace("postgresql://", "postgresql+asyncpg://", 1), pool_size=pool_size, max_overflow=0, pool_pre_ping=False
+        leases = await asyncpg.create_pool(
+            url,
+            min_size=0,
+            max_size=_LEASE_CONNECTIONS,
+            connection_class=_Connection,
+            server_settings={"synchronous_commit": "off"},
         )
+        engine = create_async_engine(
+            url.replace("postgresql://", "postgresql+asyncpg://", 1), pool_size=pool_size, max_overflow=0
+        )
+        event.listen(engine.sync_engine, "checkout", _refuse_closed)
         sessionmaker = async_sessionmaker(
             engine, expire_on_commit=False, sync_session_class=KernelSession, info={_PUBLISHER: publisher}
         )
-        database = cls(url=url, pool=pool, engine=engine, sessionmaker=sessionmaker, publisher=publisher)
+        database = cls(url=url, pool=pool, leases=leases, engine=engine, sessionmaker=sessionmaker, publisher=publisher)
         if isinstance(publisher, CeleryPublisher):
             publisher.attach(database.notify)
         return database
@@ -81,6 +103,7 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+        await self.leases.close()
         await self.pool.close()
 
     @asynccontextmanager

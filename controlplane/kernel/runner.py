@@ -87,7 +87,7 @@ class Runner:
         room = room if limit is None else min(room, limit)
         if room <= 0 or self._is_closing:
             return 0
-        rows = await self.database.pool.fetch(sql.CLAIM_BY_SHARD, list(shards), _lease(), self.registry.seconds_json, room)
+        rows = await self.database.leases.fetch(sql.CLAIM_BY_SHARD, list(shards), _lease(), self.registry.seconds_json, room)
         for row in rows:
             self._held[row["id"]] = (row["lease"], None)
             self._track(row["id"], asyncio.create_task(self._drive(row)))
@@ -131,7 +131,7 @@ class Runner:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     async def _claim(self, run_id: str) -> asyncpg.Record | None:
-        row = await self.database.pool.fetchrow(sql.CLAIM_BY_ID, run_id, _lease(), self.registry.seconds_json)
+        row = await self.database.leases.fetchrow(sql.CLAIM_BY_ID, run_id, _lease(), self.registry.seconds_json)
         if row is not None:
             self._held[run_id] = (row["lease"], None)
         return row
@@ -149,7 +149,7 @@ class Runner:
         held = dict(self._held)
         if not held:
             return
-        lost = await self.database.pool.fetch(sql.RENEW, list(held), [lease for lease, _ in held.values()])
+        lost = await self.database.leases.fetch(sql.RENEW, list(held), [lease for lease, _ in held.values()])
         for (run_id,) in lost:
             lease, task = held[run_id]
             if self._held.get(run_id, (None, None))[0] == lease and task is not None:

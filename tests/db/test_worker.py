@@ -197,6 +197,14 @@ async def test_without_redis_sweep_and_reconcilers_go_on(database: Database, dat
         await until(are_finished(database, 4))
         await until(lambda: database.pool.fetchval("SELECT count(*) > 5 FROM effect WHERE step = 'tick'"))
         assert await database.pool.fetchval("SELECT count(*) FROM run WHERE program = 'tick'") == 1
+
+        cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
+        async with database.pool.acquire() as connection:
+            assert await connection.fetchval(cut, connection.get_server_pid()) > 2
+        async with database.session() as session:
+            await kernel.start(session, "tree", "after-the-cut")
+        await until(are_finished(database, 8))
+        assert worker.poll() is None
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
 
