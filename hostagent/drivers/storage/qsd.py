@@ -29,6 +29,7 @@ CREATE_SECONDS = 120.0
 EXPORT_GONE_SECONDS = 10.0
 DISK = "disk.qcow2"
 GROWN = "grown"
+LISTENING = 0x10000  # __SO_ACCEPTCON
 
 
 class QsdStorage:
@@ -255,10 +256,12 @@ def qcow2_size(disk: Path) -> int:
 
 
 def is_connected(path: Path) -> bool:
-    """Whether a client is connected to this UNIX socket (state 03 in /proc/net/unix)."""
+    """Whether a client is connected to this UNIX socket, or waits to be: any entry of it in /proc/net/unix that does not
+    listen (flag 0x10000).
+    """
     for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split(maxsplit=7)
-        if len(fields) == 8 and fields[7] == str(path) and fields[5] == "03":
+        if len(fields) == 8 and fields[7] == str(path) and not int(fields[3], 16) & LISTENING:
             return True
     return False
 

@@ -1,0 +1,88 @@
+"""What every suite needs: a directory with a short name, a plain supervisor's daemon, a network namespace of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from hostagent.drivers.supervisor.plain import PlainSupervisor
+from hostagent.lib.paths import Paths
+from hostagent.lib.wait import until
+from hostagent.protocol.errors import AgentError
+
+CLONE_NEWNET = 0x4000_0000
+DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture
+def paths() -> Iterator[Paths]:
+    """Reachable by other users, as the product's normal paths are."""
+    root = Path(tempfile.mkdtemp(prefix="bp-"))
+    root.chmod(0o755)
+    yield Paths.under(root)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+class Daemon:
+    """The plain supervisor as a process; `kill` and `start` again as often as a test likes."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self.driver = PlainSupervisor(paths.run)
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        argv = ("-m", "hostagent.drivers.supervisor.init", "--run", str(self.paths.run))
+        self.process = await asyncio.create_subprocess_exec(sys.executable, *argv)
+        assert await until(self._answers, seconds=DEADLINE_SECONDS)
+
+    async def _answers(self) -> bool:
+        try:
+            await self.driver.names()
+        except AgentError:
+            return False
+        return True
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self.process.wait()
+
+
+@pytest.fixture
+async def daemon(paths: Paths) -> AsyncIterator[Daemon]:
+    made = Daemon(paths)
+    await made.start()
+    yield made
+    if made.process is not None and made.process.returncode is None:
+        await made.stop()
+
+
+@pytest.fixture
+def own_network() -> Iterator[None]:
+    """This thread in a fresh network namespace; the machine's own is not touched."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    try:
+        yield
+    finally:
+        assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        os.close(before)

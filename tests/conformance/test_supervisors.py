@@ -1,0 +1,78 @@
+"""Every supervisor: named processes that are found again, left alone while they run, and remembered when they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hostagent.drivers.supervisor.fake import FakeSupervisor
+from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
+from hostagent.lib.wait import until
+from tests.conformance.conftest import Daemon
+
+SLEEP = UnitWanted(name="vm-vm_1", argv=("/bin/sleep", "600"))
+
+
+@pytest.fixture(params=["fake", "plain"])
+async def supervisor(request: pytest.FixtureRequest, daemon: Daemon) -> AsyncIterator[SupervisorDriver]:
+    if request.param == "fake":
+        yield FakeSupervisor()
+        return
+    driver = daemon.driver
+    yield driver
+    for name in await driver.names():
+        await driver.remove(name)
+
+
+async def kill(supervisor: SupervisorDriver, name: str) -> None:
+    if isinstance(supervisor, FakeSupervisor):
+        supervisor.die(name)
+        return
+    observed = await supervisor.observe(name)
+    assert observed is not None
+    assert observed.incarnation is not None
+    os.kill(observed.incarnation.pid, signal.SIGKILL)
+
+    async def has_ended() -> bool:
+        observed = await supervisor.observe(name)
+        return observed is not None and observed.state == "exited"
+
+    assert await until(has_ended, seconds=10)
+
+
+async def test_a_unit_nobody_asked_for_is_absent(supervisor):
+    assert await supervisor.observe("vm-vm_1") is None
+    await supervisor.remove("vm-vm_1")
+
+
+async def test_a_running_unit_is_left_alone(supervisor):
+    first = await supervisor.apply(SLEEP)
+    again = await supervisor.apply(UnitWanted(name=SLEEP.name, argv=("/bin/sleep", "601")))
+
+    assert first.state == "running"
+    assert again == first == await supervisor.observe(SLEEP.name)
+    assert await supervisor.names() == (SLEEP.name,)
+
+
+async def test_how_a_unit_ended_is_remembered_and_it_starts_anew(supervisor):
+    first = await supervisor.apply(SLEEP)
+    await kill(supervisor, SLEEP.name)
+
+    ended = await supervisor.observe(SLEEP.name)
+    assert ended is not None
+    assert (ended.state, ended.exit_code, ended.exit_signal) == ("exited", None, 9)
+    second = await supervisor.apply(SLEEP)
+    assert second.state == "running"
+    assert second.incarnation != first.incarnation
+
+
+async def test_a_removed_unit_is_forgotten(supervisor):
+    await supervisor.apply(SLEEP)
+    await supervisor.remove(SLEEP.name)
+
+    assert await supervisor.observe(SLEEP.name) is None
+    assert await supervisor.names() == ()
+    await supervisor.remove(SLEEP.name)
