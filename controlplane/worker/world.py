@@ -7,28 +7,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from controlplane.core.clock import SystemClock
 from controlplane.kernel.database import Database
 from controlplane.kernel.publish import CeleryPublisher
 from controlplane.kernel.world import World
 from controlplane.keyfile import load_sealer
+from controlplane.remote.access import RowDirectory
+from controlplane.remote.link import HostLinks
+from controlplane.remote.ssh import SshLinks
 from controlplane.settings import Settings
 from controlplane.worker.engine import LocalFirst
 
 
-class NoHosts:
-    """Stands in where no links are wired: every use says so."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"this worker has no links to hosts, so it cannot {name}")
-
-    async def close(self) -> None: ...
-
-
 @asynccontextmanager
-async def open_world(settings: Settings) -> AsyncIterator[World[Any]]:
+async def open_world(settings: Settings) -> AsyncIterator[World[HostLinks]]:
     """The world of a worker process, closed in order at the end."""
     sealer = load_sealer(settings)
     publisher = CeleryPublisher(settings.redis.url)
@@ -36,7 +29,7 @@ async def open_world(settings: Settings) -> AsyncIterator[World[Any]]:
         settings.database.url, pool_size=settings.database.pool_size, publisher=LocalFirst(publisher)
     )
     publisher.attach(database.notify)
-    hosts = NoHosts()
+    hosts = SshLinks(RowDirectory(database.pool, sealer))
     try:
         yield World(database=database, hosts=hosts, clock=SystemClock(), settings=settings, sealer=sealer)
     finally:
