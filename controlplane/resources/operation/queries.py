@@ -24,7 +24,8 @@ class Observed:
 async def unfinished(session: AsyncSession, subject_id: str) -> Sequence[Operation]:
     """The subject's operations without an end, oldest first, locked."""
     query = select(Operation).where(Operation.subject_id == subject_id, Operation.finished_at.is_(None))
-    return (await session.scalars(query.order_by(Operation.id).with_for_update())).all()
+    fresh = query.order_by(Operation.id).with_for_update().execution_options(populate_existing=True)
+    return (await session.scalars(fresh)).all()
 
 
 async def observed(session: AsyncSession, kind: str, ids: Collection[str]) -> dict[str, Observed]:
@@ -49,4 +50,5 @@ def _model(kind: str) -> type[Base] | None:
 async def runs(session: AsyncSession, subject_ids: Collection[str]) -> dict[str, Run]:
     """The unfinished run of each subject that has one."""
     query = select(Run).where(Run.subject.in_(subject_ids), Run.finished_at.is_(None))
-    return {run.subject: run for run in await session.scalars(query.order_by(Run.id))}
+    fresh = query.order_by(Run.id).execution_options(populate_existing=True)  # a long poll looks again in one session
+    return {run.subject: run for run in await session.scalars(fresh)}
