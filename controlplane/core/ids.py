@@ -36,6 +36,7 @@ class Kind(StrEnum):
     NIC = "nic"
     OPERATION = "op"
     POOL = "pool"
+    PREFLIGHT = "pre"
     PROJECT = "proj"
     REPLICA = "rep"
     REQUEST = "req"

@@ -17,7 +17,12 @@ from controlplane.models.base import Base, Versioned
 
 
 class Host(Versioned, Base):
-    """States: `enrolling` (being set up or repaired), `ready`, `removing`. `is_cordoned` keeps new machines away."""
+    """States: `enrolling` (being set up or repaired), `ready`, `removing`. `is_cordoned` keeps new machines away.
+
+    `login_user`, `needs_sudo`, `jump` and `identity_sealed` are the first login's; the identity is dropped when the host is
+    ready. `report` is the last preflight's, `changes` what enrolment changed on the host. `is_forgotten`: removed without
+    asking the host. A reboot is due while `rebooted_generation` is behind `reboot_generation`.
+    """
 
     __tablename__ = "host"
 
@@ -33,8 +38,19 @@ class Host(Versioned, Base):
     address: Mapped[str]
     port: Mapped[int] = mapped_column(server_default="22")
     login_user: Mapped[str] = mapped_column(server_default="root")
+    needs_sudo: Mapped[bool] = mapped_column(server_default="false")
+    jump: Mapped[str] = mapped_column(server_default="")
     host_key_fingerprint: Mapped[str] = mapped_column(server_default="")
     ssh_key_sealed: Mapped[bytes | None]
+    ssh_public_key: Mapped[str] = mapped_column(server_default="")
+    identity_sealed: Mapped[bytes | None]
+    reboot_generation: Mapped[int] = mapped_column(server_default="0")
+    rebooted_generation: Mapped[int] = mapped_column(server_default="0")
+    is_forgotten: Mapped[bool] = mapped_column(server_default="false")
+    config: Mapped[dict[str, Json]] = mapped_column(server_default="{}")
+    data_interface: Mapped[str] = mapped_column(server_default="")
+    report: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
+    changes: Mapped[list[Json]] = mapped_column(server_default="[]")
 
     link: Mapped[str] = mapped_column(server_default="unknown")
     link_changed_at: Mapped[datetime | None]
@@ -60,8 +76,39 @@ class Host(Versioned, Base):
         CheckConstraint("link IN ('unknown', 'up', 'lost')", name="link_known"),
         CheckConstraint("(link = 'unknown') = (link_changed_at IS NULL)", name="link_has_time"),
         CheckConstraint("port BETWEEN 1 AND 65535", name="port_range"),
+        CheckConstraint("(ssh_key_sealed IS NULL) = (ssh_public_key = '')", name="ssh_key_whole"),
+        CheckConstraint("(state = 'ready') <= (identity_sealed IS NULL)", name="ready_keeps_no_identity"),
+        CheckConstraint("is_forgotten <= (state = 'removing')", name="forgotten_when_removing"),
         CheckConstraint("allocatable_vcpus >= 0 AND allocatable_memory_bytes >= 0", name="allocatable_not_negative"),
         CheckConstraint("reserved_vcpus >= 0 AND reserved_memory_bytes >= 0", name="reserved_not_negative"),
         CheckConstraint("family(data_ipv4) = 4 AND family(data_ipv6) = 6", name="data_families"),
         Index("host_address_key", "address", "port", unique=True),
     )
+
+    @property
+    def wanted(self) -> dict[str, Json]:
+        """What the operator asked for."""
+        return {
+            "address": self.address,
+            "port": self.port,
+            "roles": [*self.roles],
+            "labels": self.labels,
+            "location": self.location,
+            "cordoned": self.is_cordoned,
+            "data_interface": self.data_interface,
+        }
+
+    @property
+    def observed(self) -> dict[str, Json]:
+        """What is known of the host now."""
+        return {
+            "generation": self.observed_generation,
+            "link": self.link,
+            "agent_version": self.agent_version,
+            "architecture": self.architecture,
+            "machine_drivers": [*self.machine_drivers],
+            "data_ipv4": str(self.data_ipv4) if self.data_ipv4 else None,
+            "data_ipv6": str(self.data_ipv6) if self.data_ipv6 else None,
+            "allocatable": {"vcpus": self.allocatable_vcpus, "memory_bytes": self.allocatable_memory_bytes},
+            "reserved": {"vcpus": self.reserved_vcpus, "memory_bytes": self.reserved_memory_bytes},
+        }

@@ -62,6 +62,11 @@ class Layout:
         return self.paths.state / "login"
 
     @property
+    def backups(self) -> Path:
+        """Copies of /etc/passwd- and its like from before our user."""
+        return self.paths.state / "accounts"
+
+    @property
     def authorized_keys(self) -> Path:
         return self.home / ".ssh" / "authorized_keys"
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostagent.facts.system import supervisor as found_supervisor
+from hostagent.install.accounts import add_user
 from hostagent.install.commands import APT_SECONDS, CommandFailed, command, succeeds
 from hostagent.install.layout import (
     AGENT_UNIT,
@@ -113,11 +114,8 @@ def _user(layout: Layout) -> list[Step]:
         pass
     else:
         return []
-    # Not "!": sshd without PAM takes that for a locked account.
-    argv = ("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(layout.home))
-    argv += ("--shell", "/bin/sh", "--password", "*", USER)
     detail = "logs in with the control plane's key only"
-    return [Step(change=Change(kind="user", subject=USER, detail=detail), act=lambda: _run(*argv))]
+    return [Step(change=Change(kind="user", subject=USER, detail=detail), act=lambda: add_user(layout))]
 
 
 def _agent(layout: Layout, content: bytes) -> list[Step]:
@@ -229,10 +227,6 @@ def _writer(path: Path, text: str) -> Callable[[], None]:
         path.write_text(text, encoding="ascii")
 
     return act
-
-
-def _run(*argv: str) -> None:
-    command(*argv)
 
 
 def _nothing() -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import pwd
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hostagent.install.accounts import remove_user
 from hostagent.install.commands import APT_SECONDS, CommandFailed, command
 from hostagent.install.install import Manifest
-from hostagent.install.layout import SYSTEMD_UNIT, USER, Layout
+from hostagent.install.layout import SYSTEMD_UNIT, Layout
 from hostagent.install.steps import hang_up, remove_tree, service_kind, sysctl_path
 from hostagent.lib import files
 from hostagent.lib.paths import Paths
@@ -44,7 +43,7 @@ def uninstall(paths: Paths, *, is_dry_run: bool) -> Iterator[ChangeLine]:
     stop_all(kind, paths)
     for entry in entries:
         try:
-            undo(entry, kind)
+            undo(entry, kind, layout)
         except (OSError, CommandFailed) as error:
             yield ChangeLine(change=_change(entry), state="failed", message=str(error))
             return
@@ -75,7 +74,7 @@ def ordered(entries: list[dict[str, Any]], state: Path) -> list[dict[str, Any]]:
     return sorted(newest, key=rank)
 
 
-def undo(entry: dict[str, Any], kind: str) -> None:
+def undo(entry: dict[str, Any], kind: str, layout: Layout) -> None:
     """One change of the manifest. Undone already is success."""
     path, before = Path(entry["subject"]), entry["before"]
     match entry["kind"]:
@@ -83,7 +82,7 @@ def undo(entry: dict[str, Any], kind: str) -> None:
             if command("dpkg-query", "--show", "--showformat=${db:Status-Status}", str(path), check=False) != "not-installed":
                 command("apt-get", "purge", "--yes", str(path), seconds=APT_SECONDS)
         case "user":
-            _remove_user()
+            remove_user(layout)
         case "directory":
             remove_tree(path)
         case "file" if "content" in before:
@@ -146,28 +145,6 @@ def _unmount(paths: Paths) -> None:
     for mount in reversed(mounts):
         if mount.startswith(ours):
             command("umount", "--lazy", mount, check=False)
-
-
-def _remove_user() -> None:
-    """Ends its sessions first: the one that asked for the removal is one of them."""
-    try:
-        uid = pwd.getpwnam(USER).pw_uid
-    except KeyError:
-        return
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if entry.name.isdigit() and entry.stat().st_uid == uid:
-                os.kill(int(entry.name), signal.SIGKILL)
-    deadline = time.monotonic() + _STOP_SECONDS
-    while True:
-        try:
-            command("userdel", USER)
-        except CommandFailed:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
 
 
 def detach(paths: Paths, archive: Path) -> None:

@@ -4,6 +4,7 @@
 |---|---|---|
 | `facts.observe` | Nothing | facts.HostFacts |
 | `host.observe` | Nothing | HostObserved: every object, also those no document knows |
+| `host.reboot` | Reboot | Nothing; then the host goes down and comes up again |
 | `host.uninstall` | Uninstall | Nothing; then the agent goes, and at last the login user and its key |
 | `image/volume/nic/network/vm.ensure` | the wanted document | results.Outcome |
 | `image/volume/nic/network/vm.purge` | wanted.Purge | results.Outcome |
@@ -45,6 +46,14 @@ class Uninstall:
     """`machine_id`: of the host that is meant, so that no other is taken off by mistake. Refused while documents remain."""
 
     machine_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reboot:
+    """`boot_id`: the boot that is to end; in another one there is nothing to do."""
+
+    machine_id: str
+    boot_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +127,7 @@ class UploadResult:
 BODY: dict[str, type] = {
     "facts.observe": Nothing,
     "host.observe": Nothing,
+    "host.reboot": Reboot,
     "host.uninstall": Uninstall,
     "stream.open": StreamRequest,
     "events.subscribe": Cursor,
@@ -128,6 +138,7 @@ BODY: dict[str, type] = {
 ANSWER: dict[str, type] = {
     "facts.observe": facts.HostFacts,
     "host.observe": HostObserved,
+    "host.reboot": Nothing,
     "host.uninstall": Nothing,
     "stream.open": StreamTicket,
     "events.subscribe": Cursor,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from hostagent import version
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.verbs import HostObserved, Nothing, Uninstall
+from hostagent.protocol.verbs import HostObserved, Nothing, Reboot, Uninstall
 from hostagent.protocol.wanted import Observed
 from hostagent.verbs import image, lifecycle, network, nic, vm, volume
 from hostagent.verbs.context import Agent
@@ -46,6 +46,20 @@ async def uninstall(agent: Agent, body: Uninstall) -> Nothing:
     from hostagent.install.uninstall import detach
 
     await asyncio.to_thread(detach, agent.paths, archive)
+    return Nothing()
+
+
+async def reboot(agent: Agent, body: Reboot) -> Nothing:
+    """Orderly, by the host's own systemd. Raises AgentError `host.other_machine`, `host.reboot_unsupported`."""
+    if body.machine_id != agent.paths.machine_id.read_text(encoding="ascii").strip():
+        raise AgentError("host.other_machine", "this is another host than the one meant", retryable=False)
+    if body.boot_id != agent.boot_id:
+        return Nothing()
+    if agent.drivers.supervisor.traits.name != "systemd":
+        raise AgentError("host.reboot_unsupported", "pid 1 is not systemd: reboot this host by hand", retryable=False)
+    from hostagent.install.commands import command
+
+    await asyncio.to_thread(command, "systemctl", "--no-block", "reboot")
     return Nothing()
 
 

@@ -22,6 +22,7 @@ def verbs() -> dict[str, Verb]:
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
         "host.observe": host.observe,
+        "host.reboot": host.reboot,
         "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
     }

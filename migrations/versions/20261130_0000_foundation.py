@@ -54,6 +54,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name=op.f("blob_pkey")),
     )
     op.create_table(
+        "bootstrap_key",
+        sa.Column("id", sa.Text(), server_default="bootstrap", nullable=False),
+        sa.Column("public_key", sa.Text(), nullable=False),
+        sa.Column("private_key_sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("id = 'bootstrap'", name=op.f("bootstrap_key_only_one")),
+        sa.PrimaryKeyConstraint("id", name=op.f("bootstrap_key_pkey")),
+    )
+    op.create_table(
         "deployment",
         sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("epoch", sa.BigInteger(), server_default="1", nullable=False),
@@ -100,8 +110,19 @@ def upgrade() -> None:
         sa.Column("address", sa.Text(), nullable=False),
         sa.Column("port", sa.BigInteger(), server_default="22", nullable=False),
         sa.Column("login_user", sa.Text(), server_default="root", nullable=False),
+        sa.Column("needs_sudo", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("jump", sa.Text(), server_default="", nullable=False),
         sa.Column("host_key_fingerprint", sa.Text(), server_default="", nullable=False),
         sa.Column("ssh_key_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("ssh_public_key", sa.Text(), server_default="", nullable=False),
+        sa.Column("identity_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("reboot_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("rebooted_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("is_forgotten", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("config", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("data_interface", sa.Text(), server_default="", nullable=False),
+        sa.Column("report", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("changes", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False),
         sa.Column("link", sa.Text(), server_default="unknown", nullable=False),
         sa.Column("link_changed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("facts", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
@@ -121,10 +142,13 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint("(link = 'unknown') = (link_changed_at IS NULL)", name=op.f("host_link_has_time")),
+        sa.CheckConstraint("(ssh_key_sealed IS NULL) = (ssh_public_key = '')", name=op.f("host_ssh_key_whole")),
         sa.CheckConstraint(
             "(state = 'ready') <= (facts IS NOT NULL AND ssh_key_sealed IS NOT NULL)", name=op.f("host_ready_has_facts")
         ),
+        sa.CheckConstraint("(state = 'ready') <= (identity_sealed IS NULL)", name=op.f("host_ready_keeps_no_identity")),
         sa.CheckConstraint("(state = 'removing') = (removing_at IS NOT NULL)", name=op.f("host_removing_has_time")),
+        sa.CheckConstraint("is_forgotten <= (state = 'removing')", name=op.f("host_forgotten_when_removing")),
         sa.CheckConstraint("link IN ('unknown', 'up', 'lost')", name=op.f("host_link_known")),
         sa.CheckConstraint("state IN ('enrolling', 'ready', 'removing')", name=op.f("host_state_known")),
         sa.CheckConstraint("(facts IS NULL) = (facts_at IS NULL)", name=op.f("host_facts_have_time")),
@@ -138,6 +162,33 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("host_name_key")),
     )
     op.create_index("host_address_key", "host", ["address", "port"], unique=True)
+    op.create_table(
+        "host_preflight",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("address", sa.Text(), nullable=False),
+        sa.Column("port", sa.BigInteger(), nullable=False),
+        sa.Column("login_user", sa.Text(), nullable=False),
+        sa.Column("needs_sudo", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("jump", sa.Text(), server_default="", nullable=False),
+        sa.Column("identity_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("config", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("expected_fingerprint", sa.Text(), server_default="", nullable=False),
+        sa.Column("fingerprint", sa.Text(), server_default="", nullable=False),
+        sa.Column("report", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("changes", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(report IS NULL) OR fingerprint <> ''", name=op.f("host_preflight_report_has_fingerprint")),
+        sa.CheckConstraint("(report IS NULL) = (finished_at IS NULL)", name=op.f("host_preflight_finished_has_report")),
+        sa.CheckConstraint(
+            "(report IS NULL) OR identity_sealed IS NULL", name=op.f("host_preflight_finished_keeps_no_identity")
+        ),
+        sa.CheckConstraint("port BETWEEN 1 AND 65535", name=op.f("host_preflight_port_range")),
+        sa.PrimaryKeyConstraint("id", name=op.f("host_preflight_pkey")),
+    )
     op.create_table(
         "idempotency_key",
         sa.Column("actor", sa.Text(), nullable=False),

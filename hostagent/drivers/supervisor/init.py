@@ -72,6 +72,7 @@ class Init:
         """Namespaces share the kernel's boot id, so pid 1 of a lab host makes one for its host."""
         memory = self.run / "supervisor"
         self.run.mkdir(parents=True, exist_ok=True, mode=0o755)
+        self.run.chmod(0o755)  # whatever the umask: the agent's login user passes through
         memory.mkdir(exist_ok=True, mode=0o700)
         if os.getpid() == 1:
             written = self.run / "boot_id"  # whoever made the namespaces may have chosen one already

@@ -1,0 +1,52 @@
+"""What a host's facts mean for an operator: conditions with a reason and the next thing to do. Pure.
+
+The one rule: nothing that is missing is replaced in silence; it becomes a condition that names it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from controlplane.core.json import Json
+from hostagent.protocol.facts import HostFacts
+
+MIN_FREE_RATIO = 0.1
+
+
+def conditions(facts: HostFacts, *, data_interface: str, now: datetime) -> list[Json]:
+    """Every condition of the host, sorted by type; a host without any worth telling has `Ready` only."""
+    found = [
+        _condition("Ready", "true", "enrolled", f"Agent {facts.agent_version} answers.", now),
+        *_machine_conditions(facts, now),
+        *_data_conditions(facts, data_interface, now),
+    ]
+    if facts.state_total_bytes and facts.state_free_bytes < facts.state_total_bytes * MIN_FREE_RATIO:
+        free = facts.state_free_bytes >> 30
+        found.append(_condition("DiskLow", "true", "disk_low", f"{free} GiB are left for images and volumes.", now))
+    found += [
+        _condition("Fact", "true", name, f"The agent reports: {name.replace('_', ' ')}.", now) for name in facts.conditions
+    ]
+    return sorted(found, key=lambda item: (str(item["type"]), str(item["reason"])))  # type: ignore[index,call-overload]
+
+
+def _machine_conditions(facts: HostFacts, now: datetime) -> list[Json]:
+    if facts.kvm.usable and "cloud_hypervisor" not in facts.machine_drivers:
+        words = (
+            "KVM works here, but Cloud Hypervisor is missing: bedplate host add … --artifact-dir DIR with its static binary."
+        )
+        return [_condition("MachineDriver", "false", "vmm_missing", words, now)]
+    if not facts.kvm.usable:
+        words = f"Machines are emulated: {facts.kvm.reason or 'there is no /dev/kvm'}."
+        return [_condition("Kvm", "false", "kvm_unusable", words, now)]
+    return []
+
+
+def _data_conditions(facts: HostFacts, data_interface: str, now: datetime) -> list[Json]:
+    if not data_interface or data_interface in {interface.name for interface in facts.interfaces}:
+        return []
+    words = f"The data interface {data_interface} does not exist on the host."
+    return [_condition("DataNetwork", "false", "data_interface_missing", words, now)]
+
+
+def _condition(kind: str, status: str, reason: str, message: str, now: datetime) -> dict[str, Json]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "since": now.isoformat()}

@@ -1,0 +1,131 @@
+"""Bodies of the host routes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, StringConstraints
+
+from controlplane.api.schemas import Condition, Input, Labels, Name, Resource, View
+
+FINGERPRINT_EXAMPLE = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
+
+Address = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:%_-]{0,253}[A-Za-z0-9])?$", max_length=255),
+    Field(description="Host name or IP address under which SSH is reached.", examples=["rack1-4.example.net"]),
+]
+Port = Annotated[int, Field(ge=1, le=65535, description="Port of SSH.", examples=[22])]
+LoginUser = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$"),
+    Field(description="User of the first login; with `sudo` it need not be root.", examples=["root"]),
+]
+Jump = Annotated[
+    str,
+    StringConstraints(pattern=r"^([a-z_][a-z0-9_-]{0,31}@[A-Za-z0-9.:\[\]_-]{1,255})?$"),
+    Field(
+        description="`user@host[:port]` to go through for the first login; empty: none.", examples=["ops@bastion.example.net"]
+    ),
+]
+Fingerprint = Annotated[
+    str,
+    StringConstraints(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$"),
+    Field(description="The host key's fingerprint as `ssh-keygen -l` prints it.", examples=[FINGERPRINT_EXAMPLE]),
+]
+Interface = Annotated[
+    str,
+    StringConstraints(pattern=r"^([A-Za-z0-9_.-]{1,15})?$"),
+    Field(description="The trusted network between hosts; empty: none.", examples=["eth1"]),
+]
+
+
+class Login(Input):
+    """How to log in the first time. Without `identity` the deployment's bootstrap key is used."""
+
+    address: Address
+    port: Port = 22
+    user: LoginUser = "root"
+    sudo: bool = Field(default=False, description="Whether the user becomes root by `sudo -n`.", examples=[False])
+    jump: Jump = ""
+    identity: SecretStr | None = Field(
+        default=None,
+        max_length=20_000,
+        description="A private key for this operation only; it is sealed, and dropped when the host is ready.",
+        examples=[None],
+    )
+
+
+class Share(Login):
+    """What of the host may be given away, written to its `/etc/bedplate/host.toml` unless it has one."""
+
+    data_interface: Interface = ""
+    cpus: int | None = Field(default=None, ge=1, le=4096, description="Cores for machines; null: all.", examples=[60])
+    memory_bytes: int | None = Field(
+        default=None, ge=1 << 28, le=1 << 46, description="Memory for machines; null: nearly all.", examples=[274877906944]
+    )
+
+
+class PreflightCreate(Share):
+    host_key_fingerprint: Fingerprint | None = Field(
+        default=None, description="Refuse another host key; null: show whatever the host has.", examples=[FINGERPRINT_EXAMPLE]
+    )
+
+
+class HostCreate(Share):
+    name: Name
+    host_key_fingerprint: Fingerprint
+    roles: list[Literal["compute", "edge", "gateway"]] = Field(
+        default=["compute"], min_length=1, max_length=3, description="What the host is used for.", examples=[["compute"]]
+    )
+    labels: Labels = Field(default_factory=dict)
+    location: str = Field(default="", max_length=63, description="Rack, room or site, for placement.", examples=["rack1"])
+
+
+class PreflightView(View):
+    id: str = Field(description="The id.", examples=["pre_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    generation: int = Field(description="Always 1.", examples=[1])
+    address: str = Field(description="The host that was looked at.", examples=["rack1-4.example.net"])
+    port: int = Field(description="Port of SSH.", examples=[22])
+    fingerprint: str = Field(description="The key the host shows; empty until it was reached.", examples=[FINGERPRINT_EXAMPLE])
+    report: dict[str, Any] | None = Field(
+        description="Checks and facts; null until the host has been asked.", examples=[{"is_fit": True, "checks": []}]
+    )
+    changes: list[dict[str, Any]] = Field(
+        description="What adding the host would change on it.", examples=[[{"kind": "user", "subject": "bedplate"}]]
+    )
+    created_at: datetime = Field(description="When it was asked for.", examples=["2026-11-30T12:00:00Z"])
+    finished_at: datetime | None = Field(description="When the report was there.", examples=["2026-11-30T12:00:03Z"])
+
+
+class HostView(Resource):
+    state: str = Field(description="`enrolling`, `ready` or `removing`.", examples=["ready"])
+    roles: list[str] = Field(description="What the host is used for.", examples=[["compute"]])
+    labels: Labels
+    location: str = Field(description="Rack, room or site.", examples=["rack1"])
+    is_cordoned: bool = Field(description="Drained: no new machines come here.", examples=[False])
+    address: str = Field(description="Where SSH is reached.", examples=["rack1-4.example.net"])
+    port: int = Field(description="Port of SSH.", examples=[22])
+    host_key_fingerprint: str = Field(description="The pinned host key.", examples=[FINGERPRINT_EXAMPLE])
+    link: str = Field(description="`up`, `lost` or `unknown`.", examples=["up"])
+    wanted: dict[str, Any] = Field(description="What was asked for.", examples=[{"roles": ["compute"]}])
+    observed: dict[str, Any] = Field(description="What is known of the host now.", examples=[{"link": "up"}])
+    changes: list[dict[str, Any]] = Field(
+        description="What enrolment has changed on the host.", examples=[[{"kind": "user", "subject": "bedplate"}]]
+    )
+    conditions: list[Condition] = Field(description="What is true of it, with reasons.", examples=[[]])
+
+
+class InventoryView(View):
+    facts: dict[str, Any] | None = Field(
+        description="All that the agent has found on the host; null until it answered once.", examples=[{"hostname": "rack1-4"}]
+    )
+    facts_at: datetime | None = Field(description="When.", examples=["2026-11-30T12:00:00Z"])
+
+
+class BootstrapKeyView(View):
+    public_key: str = Field(
+        description="Put this into `authorized_keys` of the user who enrols a host.",
+        examples=["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMq bedplate-bootstrap"],
+    )
