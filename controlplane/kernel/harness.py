@@ -7,7 +7,8 @@ For tests; nothing in the product imports it. Waits are skipped, so a life takes
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -20,6 +21,7 @@ from controlplane.kernel.program import DESTROY
 from controlplane.kernel.registry import Registry
 from controlplane.kernel.runner import Runner
 from controlplane.kernel.service import Connection
+from controlplane.kernel.tx import RawTx, Tx
 from controlplane.kernel.work import Work, Written
 from controlplane.kernel.world import World
 
@@ -41,7 +43,7 @@ _RUN = "SELECT * FROM run WHERE program = $1 AND subject = $2 ORDER BY id DESC L
 class Fault(StrEnum):
     NONE = "no fault"
     CRASH = "a crash between effect and settle, so that every step runs twice"
-    STOLEN = "the lease stolen before settle, so that every step runs twice"
+    STOLEN = "the lease stolen before the first write, so that every step runs twice"
 
 
 class HarnessFailed(AssertionError):
@@ -92,17 +94,33 @@ class _FaultyWork(Work):
 
     faults: _Faults = field(default_factory=lambda: _Faults(fault=Fault.NONE))
 
+    @asynccontextmanager
+    async def tx(self) -> AsyncIterator[Tx]:
+        await self._steal()
+        async with Work.tx(self) as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def raw_tx(self) -> AsyncIterator[RawTx]:
+        await self._steal()
+        async with Work.raw_tx(self) as tx:
+            yield tx
+
     async def write(self, outcome: Outcome) -> None:
-        if self.faults.is_next(self):
-            if self.faults.fault is Fault.CRASH:
-                raise _Crash
-            await self.database.pool.execute(_STEAL, self.run_id)
+        if self.faults.fault is Fault.CRASH and self.faults.is_next(self):
+            raise _Crash
+        await self._steal()
         await Work.write(self, outcome)
 
     async def end(self, connection: Connection, outcome: Outcome | None) -> Written | None:
-        if outcome is not None and self.faults.is_next(self):
-            raise _Crash  # in the step's own transaction, where the fence keeps thieves out
-        return await Work.end(self, connection, outcome)
+        written = await Work.end(self, connection, outcome)
+        if outcome is not None and self.faults.fault is Fault.CRASH and self.faults.is_next(self):
+            raise _Crash  # just before the commit
+        return written
+
+    async def _steal(self) -> None:
+        if self.faults.fault is Fault.STOLEN and self.faults.is_next(self):
+            await self.database.pool.execute(_STEAL, self.run_id)
 
 
 class _SteppingRunner(Runner):
