@@ -96,9 +96,13 @@ def tsc_khz(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
 
 
 def probe_initramfs() -> bytes:
-    """A gzipped cpio archive (newc) with `/init` and `/dev/console`."""
+    return initramfs_of(probe_program())
+
+
+def initramfs_of(program: bytes) -> bytes:
+    """A gzipped cpio archive (newc) with the program as `/init`, and `/dev/console`."""
     archive = _member("dev", 0o040755) + _member("dev/console", 0o020600, device=(5, 1))
-    archive += _member("init", 0o100755, probe_program()) + _member("TRAILER!!!", 0)
+    archive += _member("init", 0o100755, program) + _member("TRAILER!!!", 0)
     return gzip.compress(archive, mtime=0)
 
 

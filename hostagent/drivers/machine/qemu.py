@@ -135,15 +135,25 @@ class QemuMachine:
             raise AgentError("vm.start_failed", f"{error}; {_tail(RunFiles(directory=plan.run_directory).log)}") from error
 
     async def _monitor(self, vm_id: str, stack: contextlib.AsyncExitStack) -> Qmp:
-        """QEMU's monitor once it listens. Raises QmpError when QEMU ends before."""
+        """QEMU's monitor once it listens. Raises QmpError when QEMU ends before, or is not there in time."""
         path = RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp
+        found: list[Qmp] = []
+        failure = QmpError("unreachable", f"{path}: no monitor after {MONITOR_SECONDS:g} s")
 
-        async def listens_or_ended() -> bool:
-            unit = await self.supervisor.observe(PREFIX + vm_id)
-            return path.exists() or unit is None or unit.state == "exited"
+        async def is_settled() -> bool:
+            nonlocal failure
+            try:
+                found.append(await stack.enter_async_context(connect(path, seconds=MONITOR_SECONDS)))
+            except QmpError as error:  # a socket can be there before anybody listens on it
+                failure = error
+                unit = await self.supervisor.observe(PREFIX + vm_id)
+                return unit is None or unit.state == "exited"
+            return True
 
-        await until(listens_or_ended, seconds=MONITOR_SECONDS)
-        return await stack.enter_async_context(connect(path, seconds=MONITOR_SECONDS))
+        await until(is_settled, seconds=MONITOR_SECONDS)
+        if not found:
+            raise failure
+        return found[0]
 
     async def _is_half_started(self, vm_id: str) -> bool:
         try:
