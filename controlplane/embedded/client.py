@@ -58,7 +58,7 @@ class Api:
             if tell is not None:
                 tell(seen)
             if time.monotonic() > deadline:
-                raise ApiFailed(f"{path} is not there after {seconds:.0f} s: {seen}")
+                raise ApiFailed(f"{path} is not there after {seconds:.0f} s: {_state(seen)}")
             await asyncio.sleep(0.5)
 
 
@@ -70,3 +70,13 @@ def _problem(response: httpx2.Response) -> str:
         return f"{response.status_code} {told['code']}: {told['detail']}{fields} ({told['request_id']})"
     except (ValueError, KeyError, TypeError):
         return f"{response.status_code} {response.text[:500]}"
+
+
+def _state(seen: Json) -> str:
+    """What a person needs of a resource that did not get there."""
+    told = {name: seen[name] for name in ("state", "status", "progress", "report") if seen.get(name)}
+    told["conditions"] = [
+        f"{entry.get('type')}={entry.get('status')} {entry.get('reason')}: {entry.get('message')}"
+        for entry in seen.get("conditions", [])
+    ]
+    return "; ".join(f"{name}: {value}" for name, value in told.items())

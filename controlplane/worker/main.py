@@ -111,6 +111,6 @@ def _wait_for_signal() -> None:
 def main() -> int:
     settings = Settings()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("celery.app.trace", "celery.worker.strategy", "celery.worker.consumer.consumer"):  # lines for every hint
+    for name in ("celery.app.trace", "celery.worker.strategy", "celery.worker.consumer.consumer", "asyncssh"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return run(settings)
