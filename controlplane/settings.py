@@ -63,6 +63,13 @@ class WorkerSettings(Section):
     metrics_listen: str = Field(default="", description="Address and port of a worker's /metrics; empty: none.")
 
 
+class WatchSettings(Section):
+    socket: Path | None = Field(
+        default=None, description="UNIX socket over which the watch relays streams; default `<state_dir>/watch.sock`."
+    )
+    metrics_listen: str = Field(default="", description="Address and port of the watch's /metrics; empty: none.")
+
+
 def default_state_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/bedplate")
@@ -98,6 +105,7 @@ class Settings(BaseSettings):
     api: ApiSettings = ApiSettings()
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
+    watch: WatchSettings = WatchSettings()
 
     @model_validator(mode="after")
     def _refuse_unknown_variables(self) -> Settings:

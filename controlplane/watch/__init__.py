@@ -1,0 +1,1 @@
+"""Holds the hosts' event channels and relays streams. It decides nothing: what it hears becomes signals."""

@@ -20,6 +20,7 @@ from hostagent.lib.paths import Paths
 from hostagent.protocol import codec, frames
 from hostagent.protocol.frames import Answer, Event, Request
 from hostagent.protocol.verbs import ANSWER
+from tests.agent.sshd import Sshd
 
 DEADLINE_SECONDS = 30.0
 
@@ -175,3 +176,13 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
         with contextlib.suppress(ConnectionError):
             await served.stop()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+async def sshd(served: Served, tmp_path: Path) -> AsyncIterator[Sshd]:
+    daemon = Sshd(tmp_path, served.root)
+    await daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()

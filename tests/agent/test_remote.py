@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
-import os
 import random
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +17,11 @@ from controlplane.remote.ssh import SshLinks
 from hostagent.protocol.results import Running, Succeeded
 from hostagent.protocol.verbs import Cursor, Nothing, StreamRequest
 from tests.agent.conftest import DEADLINE_SECONDS, Served
+from tests.agent.sshd import Sshd
 from tests.agent.test_serve import ONE, bare_vm, image_of
 
 pytestmark = pytest.mark.caps("sshd")
 HOST = "host_1"
-REPOSITORY = Path(__file__).parents[2]
 
 
 class OneHost:
@@ -40,69 +34,6 @@ class OneHost:
     async def access(self, host_id: str) -> Access:
         self.asked += 1
         return self.entry
-
-
-class Sshd:
-    def __init__(self, directory: Path, root: Path) -> None:
-        self.directory = directory
-        self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.key = asyncssh.generate_private_key("ssh-ed25519")
-        self.host_key = asyncssh.generate_private_key("ssh-ed25519")
-        self.host_key.write_private_key(directory / "host_key")
-        (directory / "host_key").chmod(0o600)
-        command = f"PYTHONPATH={REPOSITORY} {sys.executable} -m hostagent dispatch --root {root}"
-        public = self.key.export_public_key().decode().strip()
-        (directory / "authorized_keys").write_text(f'restrict,command="{command}" {public}\n')
-        lines = [
-            f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {directory / 'host_key'}", "UsePAM no", "StrictModes no",
-            f"AuthorizedKeysFile {directory / 'authorized_keys'}", "PidFile none", "PermitRootLogin yes", "UseDNS no",
-        ]  # fmt: skip
-        (directory / "config").write_text("\n".join(lines) + "\n")
-
-    async def start(self) -> None:
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)
-        program = shutil.which("sshd", path="/usr/sbin:/usr/bin")
-        assert program is not None
-        self.process = subprocess.Popen([program, "-D", "-e", "-f", str(self.directory / "config")], stderr=subprocess.DEVNULL)
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                except OSError:
-                    await asyncio.sleep(0.02)
-                else:
-                    writer.close()
-                    return
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    @property
-    def access(self) -> Access:
-        return Access(
-            address="127.0.0.1",
-            port=self.port,
-            fingerprint=self.host_key.get_fingerprint(),
-            private_key=self.key.export_private_key(),
-            user=getpass.getuser(),
-        )
-
-
-@pytest.fixture
-async def sshd(served: Served, tmp_path: Path) -> AsyncIterator[Sshd]:
-    daemon = Sshd(tmp_path, served.root)
-    await daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
 
 
 @pytest.fixture
