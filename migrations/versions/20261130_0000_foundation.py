@@ -442,6 +442,21 @@ def upgrade() -> None:
     )
     op.create_index(op.f("usage_record_project_id_started_at_idx"), "usage_record", ["project_id", "started_at"], unique=False)
     op.create_table(
+        "watch_presence",
+        sa.Column("watch", sa.Text(), nullable=False),
+        sa.Column("present_until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("watch", name=op.f("watch_presence_pkey")),
+    )
+    op.create_table(
+        "watch_shard",
+        sa.Column("id", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("watch", sa.Text(), nullable=True),
+        sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("(watch IS NULL) = (lease_until IS NULL)", name=op.f("watch_shard_lease_has_an_end")),
+        sa.CheckConstraint("id >= 0 AND id < 64", name=op.f("watch_shard_id_exists")),
+        sa.PrimaryKeyConstraint("id", name=op.f("watch_shard_pkey")),
+    )
+    op.create_table(
         "worker_presence",
         sa.Column("worker", sa.Text(), nullable=False),
         sa.Column("present_until", sa.DateTime(timezone=True), nullable=False),
@@ -481,6 +496,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("endpoint_pkey")),
     )
     op.create_index(op.f("endpoint_project_id_name_idx"), "endpoint", ["project_id", "name"], unique=True)
+    op.create_table(
+        "host_cursor",
+        sa.Column("host_id", sa.Text(), nullable=False),
+        sa.Column("log", sa.Text(), nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("heard_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("log <> '' AND seq >= 0", name=op.f("host_cursor_is_a_position")),
+        sa.ForeignKeyConstraint(["host_id"], ["host.id"], name=op.f("host_cursor_host_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("host_id", name=op.f("host_cursor_pkey")),
+    )
     op.create_table(
         "host_routes",
         sa.Column("host_id", sa.Text(), nullable=False),
