@@ -155,6 +155,11 @@ async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
     print(f"killed_to_running: {time.monotonic() - killed:.1f} s")
     boots.append(await logged_in(other.host))
 
+    # its storage daemon is killed: back under the running machine, which goes on writing
+    host.host.exec(["pkill", "-9", "-f", "qemu-storage-daemon.*" + VOLUME])
+    can_connect(other.host, ssh("echo more > more; sync; cat more"), seconds=60)
+    assert (await host.vm(VM)).detail["pid"] == observed.detail["pid"]
+
     # the agent dies: the machine is left alone and found again
     in_host(host.host, int(host.host.exec(["pgrep", "-of", "hostagent serve"]).stdout), signal.SIGKILL)
     await host.ready()
@@ -166,7 +171,7 @@ async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
     await host.ready()
     await host.until_vm(VM, "running", seconds=60)
     boots.append(await logged_in(other.host))
-    assert other.host.exec(ssh("cat kept")).stdout.decode().strip() == "kept"
+    assert other.host.exec(ssh("cat kept more")).stdout.decode().split() == ["kept", "more"]
 
     # an orderly stop, a start, a restart
     stopped = dataclasses.replace(wanted, generation=generation(2), power="stopped")
@@ -176,8 +181,9 @@ async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
     assert (await host.vm(VM)).state != "running"
     await host.ensure("vm", dataclasses.replace(wanted, generation=generation(3)))
     boots.append(await logged_in(other.host))
+    pid = (await host.vm(VM)).detail["pid"]
     await host.ensure("vm", dataclasses.replace(wanted, generation=generation(4), restart_generation=1), seconds=90)
-    boots.append(await logged_in(other.host))
+    await host.until_vm(VM, "running", seconds=10, not_pid=pid)
     assert len(set(boots)) == len(boots)
 
     await host.purge("vm", VM, generation(5))

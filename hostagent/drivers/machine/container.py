@@ -21,6 +21,7 @@ from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, Mac
 from hostagent.drivers.machine.tree import archive_of, unpack
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
 from hostagent.lib.lock import KeyedLocks
+from hostagent.lib.logfile import trim
 from hostagent.lib.paths import Paths
 from hostagent.lib.program import run
 from hostagent.lib.wait import until
@@ -89,6 +90,7 @@ class ContainerMachine:
         if unit is None:
             return None
         log_path = self.paths.vm_log(vm_id)
+        trim(log_path)
         if unit.state == "running":
             return MachineObserved(vm_id=vm_id, state="running", incarnation=unit.incarnation, log_path=str(log_path))
         async with self._changing.hold(vm_id):

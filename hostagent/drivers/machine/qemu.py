@@ -16,6 +16,7 @@ from hostagent.drivers.machine.qemu_command import RunFiles, nic_words, qemu_arg
 from hostagent.drivers.machine.seed import seed_image
 from hostagent.drivers.network.tap import open_tap
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
+from hostagent.lib.logfile import trim
 from hostagent.lib.paths import Paths
 from hostagent.lib.qmp import Qmp, QmpError, connect
 from hostagent.lib.wait import until
@@ -81,6 +82,7 @@ class QemuMachine:
             return None
         files = RunFiles(directory=self.paths.vm_run_directory(vm_id))
         log_path = str(self.paths.vm_log(vm_id))
+        trim(self.paths.vm_log(vm_id))
         if unit.state == "running":
             return MachineObserved(
                 vm_id=vm_id,
