@@ -32,6 +32,9 @@ class KernelSession(Session):
 
 @event.listens_for(KernelSession, "after_commit")
 def _publish(session: Session) -> None:
+    """SQLAlchemy also calls this when a savepoint is released: then nothing is committed yet."""
+    if session.in_nested_transaction():
+        return
     publisher: Publisher = session.info.get(_PUBLISHER) or NoPublisher()
     for run_id, shard in session.info.pop(DUE, ()):
         publisher.due(run_id, shard)
@@ -39,6 +42,9 @@ def _publish(session: Session) -> None:
 
 @event.listens_for(KernelSession, "after_rollback")
 def _forget(session: Session) -> None:
+    """A savepoint that was rolled back may leave a nudge too many, which is harmless; one too few would not be."""
+    if session.in_nested_transaction():
+        return
     session.info.pop(DUE, None)
 
 

@@ -28,7 +28,7 @@ class Endpoint(Versioned, Base):
     labels: Mapped[dict[str, Json]] = mapped_column(default=dict, server_default="{}")
     model: Mapped[str]
     spec: Mapped[dict[str, Json]]
-    network_id: Mapped[str | None]
+    network_id: Mapped[str | None] = mapped_column(ForeignKey("network.id"))
     replicas: Mapped[int]
     isolation: Mapped[str] = mapped_column(default="auto", server_default="auto")
     vcpus: Mapped[int]

@@ -1,4 +1,4 @@
-"""Guest images: the row, its files, the blobs they are made of, and where copies of them lie.
+"""Images (of guests, engines, model weights): the row, its files, the blobs they are made of, and where copies of them lie.
 
 The one rule: an image is `available` exactly when every blob that its files name was stored and verified.
 """
@@ -17,13 +17,17 @@ SHA256 = "~ '^[0-9a-f]{64}$'"
 
 
 class Image(Versioned, Base):
-    """One image of the deployment; `boot` is the manifest's boot section, `root_file` the file that disks start from."""
+    """One image of the deployment; `boot` is the manifest's boot section, `root_file` the file that disks start from.
+
+    `purpose`: `guest` boots; `engine` (a container's root) and `weights` (mounted read-only) belong to models of the catalogue.
+    """
 
     __tablename__ = "image"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     description: Mapped[str] = mapped_column(server_default="")
+    purpose: Mapped[str] = mapped_column(server_default="guest")
     architecture: Mapped[str]
     os: Mapped[str] = mapped_column(server_default="")
     default_user: Mapped[str]
@@ -41,7 +45,9 @@ class Image(Versioned, Base):
         CheckConstraint("(state = 'uploading') <= (available_at IS NULL)", name="uploading_is_not_available"),
         CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name="deleting_has_time"),
         CheckConstraint("architecture IN ('x86_64', 'aarch64')", name="architecture_known"),
-        CheckConstraint("boot->>'kind' IN ('kernel', 'firmware')", name="boot_known"),
+        CheckConstraint("purpose IN ('guest', 'engine', 'weights')", name="purpose_known"),
+        CheckConstraint("boot->>'kind' IN ('kernel', 'firmware', 'none')", name="boot_known"),
+        CheckConstraint("(purpose = 'guest') = (boot->>'kind' <> 'none')", name="guests_boot"),
         CheckConstraint("min_disk_bytes > 0 AND min_memory_bytes > 0", name="sizes_positive"),
     )
 

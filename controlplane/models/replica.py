@@ -21,7 +21,7 @@ class Replica(Versioned, Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
     endpoint_id: Mapped[str] = mapped_column(ForeignKey("endpoint.id"))
-    vm_id: Mapped[str | None]
+    vm_id: Mapped[str | None] = mapped_column(ForeignKey("vm.id", ondelete="SET NULL"))
     state: Mapped[str] = mapped_column(default="starting", server_default="starting")
     base_url: Mapped[str | None]
     ready_at: Mapped[datetime | None]

@@ -16,7 +16,11 @@ from controlplane.models.base import Base, Versioned
 
 
 class Vm(Versioned, Base):
-    """States: `waiting` (no host yet), `placed` (a host holds its resources), `deleting`."""
+    """States: `waiting` (no host yet), `placed` (a host holds its resources), `deleting`.
+
+    `owner_id`: the replica that this machine is the body of; such a one is not the tenant's to change. `workload`: the
+    command it keeps running, a `WorkloadWanted` of the agent's protocol.
+    """
 
     __tablename__ = "vm"
 
@@ -27,7 +31,9 @@ class Vm(Versioned, Base):
     labels: Mapped[dict[str, Json]] = mapped_column(server_default="{}")
     is_protected: Mapped[bool] = mapped_column(server_default="false")
 
+    owner_id: Mapped[str | None]
     image_id: Mapped[str] = mapped_column(ForeignKey("image.id"))
+    workload: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
     isolation: Mapped[str] = mapped_column(server_default="vm")
     vcpus: Mapped[int]
     memory_bytes: Mapped[int]
@@ -70,6 +76,7 @@ class Vm(Versioned, Base):
         CheckConstraint("memory_bytes >= 67108864 AND applied_memory_bytes >= 67108864", name="memory_range"),
         CheckConstraint("observed_generation <= generation", name="observed_not_ahead"),
         Index(None, "project_id", "name", unique=True),
+        Index(None, "owner_id", unique=True),
         Index(None, "host_id"),
         Index(None, "image_id"),
         Index("vm_waiting_idx", "created_at", postgresql_where="state = 'waiting'"),

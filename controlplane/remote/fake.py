@@ -20,6 +20,8 @@ from hostagent.protocol.verbs import ANSWER, BODY, Cursor, StreamRequest
 
 AnswerFunction = Callable[[Request], Awaitable[Answer]]
 UploadFunction = Callable[[str, bytes], Awaitable[None]]
+StreamFunction = Callable[[str, StreamRequest], Stream]
+"""Opens a stream to a host; raises what the agent would."""
 
 
 class UnscriptedCommand(AssertionError):
@@ -60,6 +62,7 @@ class FakeLinks(TypedCalls):
         self._unreachable: dict[str, str] = {}
         self._ids = 0
         self.calls: list[tuple[str, str, object]] = []
+        self.stream: StreamFunction | None = None
 
     def add(self, host_id: str, answer: AnswerFunction, upload: UploadFunction | None = None) -> None:
         self._hosts[host_id] = answer
@@ -105,7 +108,9 @@ class FakeLinks(TypedCalls):
     async def open_stream(self, host_id: str, request: StreamRequest, *, deadline_seconds: float = 30.0) -> Stream:
         del deadline_seconds
         self._reach(host_id)
-        raise UnscriptedCommand(f"stream {request}")
+        if self.stream is None:
+            raise UnscriptedCommand(f"stream {request}")
+        return self.stream(host_id, request)
 
     async def subscribe(self, host_id: str, cursor: Cursor, *, deadline_seconds: float = 30.0) -> Events:
         del deadline_seconds

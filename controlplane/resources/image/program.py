@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal, cast
 
 from sqlalchemy import delete, exists, func, select, update
 
@@ -17,6 +18,7 @@ from hostagent.protocol.results import Running
 from hostagent.protocol.wanted import FileWanted, Generation, ImageWanted
 
 LOOK_SECONDS = 600
+Purpose = Literal["guest", "weights", "engine", "artifact"]
 _NUMBER = 1  # the content of an image never changes, so one generation is enough
 
 
@@ -72,11 +74,12 @@ class ImageCopyProgram(Program[ImageCopy, HostLinks]):
     async def _wanted(self) -> ImageWanted:
         async with self.tx() as tx:
             files = await files_of(tx.session, self.subject.image_id)
+            purpose = (await tx.session.get_one(Image, self.subject.image_id)).purpose
             generation = Generation(epoch=await epoch.current(tx.session), number=_NUMBER)
         return ImageWanted(
             id=self.subject.image_id,
             generation=generation,
-            purpose="guest",
+            purpose=cast("Purpose", purpose),
             files=tuple(FileWanted(name=file.name, sha256=file.sha256, size_bytes=file.size_bytes) for file in files),
         )
 

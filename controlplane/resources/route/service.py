@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.errors import FieldError
@@ -50,16 +50,6 @@ async def change(
 
 async def remove(session: AsyncSession, route: Route) -> None:
     await session.delete(route)
-    await publish(session, "routes")
-
-
-async def forget_endpoint(session: AsyncSession, endpoint_id: str) -> None:
-    """Take an endpoint out of all routes; a route that has no other target goes with it."""
-    lost = select(RouteTarget.route_id).where(RouteTarget.endpoint_id == endpoint_id)
-    route_ids = list(await session.scalars(lost))
-    await session.execute(delete(RouteTarget).where(RouteTarget.endpoint_id == endpoint_id))
-    empty = delete(Route).where(Route.id.in_(route_ids), ~exists().where(RouteTarget.route_id == Route.id))
-    await session.execute(empty.execution_options(synchronize_session=False))
     await publish(session, "routes")
 
 

@@ -11,6 +11,7 @@ from controlplane.models.nic import Nic
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.resources.nic.queries import wanted_nic
+from hostagent.protocol import codec
 from hostagent.protocol.wanted import (
     DiskWanted,
     FirmwareBoot,
@@ -19,6 +20,7 @@ from hostagent.protocol.wanted import (
     SeedWanted,
     VmWanted,
     VolumeWanted,
+    WorkloadWanted,
 )
 
 Driver = Literal["qemu", "cloud_hypervisor", "container", "fake"]
@@ -27,9 +29,9 @@ Backend = Literal["qsd", "spdk", "fake"]
 
 def boot_of(image: Image, driver: str) -> KernelBoot | FirmwareBoot | None:
     """None for containers, which have no kernel of their own."""
-    if driver == "container":
-        return None
     boot = {key: str(value) for key, value in image.boot.items()}
+    if driver == "container" or boot["kind"] == "none":
+        return None
     if boot["kind"] == "kernel":
         return KernelBoot(kernel_file=boot["kernel_file"], initramfs_file=boot["initramfs_file"], cmdline=boot["cmdline"])
     return FirmwareBoot(firmware_file=boot["firmware_file"])
@@ -58,7 +60,16 @@ def vm_document(
         power="stopped" if vm.power == "stopped" else "running",
         restart_generation=vm.restart_generation,
         on_guest_poweroff="restart" if vm.on_guest_poweroff == "restart" else "stop",
+        workload=codec.decode(WorkloadWanted, vm.workload) if vm.workload is not None else None,
     )
+
+
+def images_of(vm: Vm) -> tuple[str, ...]:
+    """Every image that must lie on the host before the machine starts: its own, and those that its workload mounts."""
+    if vm.workload is None:
+        return (vm.image_id,)
+    mounts = codec.decode(WorkloadWanted, vm.workload).mounts
+    return (vm.image_id, *(mount.image_id for mount in mounts if mount.image_id != vm.image_id))
 
 
 def volume_document(volume: Volume, image: Image | None, *, epoch: int) -> VolumeWanted:

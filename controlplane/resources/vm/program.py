@@ -25,7 +25,7 @@ from controlplane.resources.image.program import ImageCopyProgram
 from controlplane.resources.nic.queries import nics_of
 from controlplane.resources.nic.service import remove_nics
 from controlplane.resources.vm import service
-from controlplane.resources.vm.document import backend_of, vm_document, volume_document
+from controlplane.resources.vm.document import backend_of, images_of, vm_document, volume_document
 from controlplane.resources.vm.request import request_for
 from controlplane.resources.volume.service import remove_boot_volumes
 from hostagent.protocol.wanted import Generation, VmWanted, VolumeWanted
@@ -51,27 +51,32 @@ class VmProgram(Program[Vm, HostLinks]):
             await tx.session.execute(update(Nic).where(Nic.owner_id == vm.id).values(host_id=vm.host_id))
             await kernel.start(tx.session, "routes", "all")
             self.move_to(vm.host_id)
-            copy_id = await copy_on(tx.session, image_id=vm.image_id, host_id=vm.host_id)
-            self.spawn(ImageCopyProgram, copy_id, host_id=vm.host_id)
+            for image_id in images_of(vm):
+                copy_id = await copy_on(tx.session, image_id=image_id, host_id=vm.host_id)
+                self.spawn(ImageCopyProgram, copy_id, host_id=vm.host_id)
             return tx.goto(self.fetch)
 
     @step(within=timedelta(hours=1))
     async def fetch(self) -> Outcome:
-        """Wait until the image lies whole on the host; the copy's own run uploads it, once for all VMs there."""
+        """Wait until the images lie whole on the host; a copy's own run uploads it, once for all VMs there."""
         if not await self.children_ready():
             return wait()
         return goto(self.prepare)
 
     @step(within=timedelta(minutes=10))
     async def prepare(self) -> Outcome:
-        """Make the disk on the host, on top of the image."""
+        """Make the disk on the host, on top of the image; a container has none."""
         assert self.subject.host_id is not None
+        document = await self._volume_document()
+        if document is None:
+            return goto(self.apply)
         with refusals_park():
-            result = await self.world.hosts.ensure(self.subject.host_id, await self._volume_document())
+            result = await self.world.hosts.ensure(self.subject.host_id, document)
             if carried_out(result) is None:
                 return wait(seconds=2)
         async with self.tx() as tx:
             volume = await self._volume(tx)
+            assert volume is not None
             if volume.state == "creating":
                 volume.state, volume.ready_at = "available", func.now()
             volume.observed_generation = volume.generation
@@ -145,18 +150,20 @@ class VmProgram(Program[Vm, HostLinks]):
         query = select(Vm).where(Vm.id == self.subject_id).with_for_update(key_share=True)
         return (await tx.session.scalars(query)).one()
 
-    async def _volume(self, tx: Tx) -> Volume:
-        """The root disk, on the VM's host from now on."""
+    async def _volume(self, tx: Tx) -> Volume | None:
+        """The root disk, on the VM's host from now on; None: the machine has none."""
         query = select(Volume).where(Volume.owner_id == self.subject_id, Volume.is_boot).with_for_update(key_share=True)
-        volume = (await tx.session.scalars(query)).one()
-        if volume.host_id is None and self.subject.host_id is not None:
+        volume = (await tx.session.scalars(query)).one_or_none()
+        if volume is not None and volume.host_id is None and self.subject.host_id is not None:
             host = await tx.session.get_one(Host, self.subject.host_id)
             volume.host_id, volume.backend = host.id, backend_of(host)
         return volume
 
-    async def _volume_document(self) -> VolumeWanted:
+    async def _volume_document(self) -> VolumeWanted | None:
         async with self.tx() as tx:
             volume = await self._volume(tx)
+            if volume is None:
+                return None
             image = await tx.session.get_one(Image, volume.image_id) if volume.image_id else None
             return volume_document(volume, image, epoch=await epoch.current(tx.session))
 

@@ -57,7 +57,10 @@ async def create(call: Call, body: VmCreate) -> ShownVm:
 async def list_(call: Call, page: Page) -> PageOf[ShownVm]:
     """List the VMs of a project."""
     found = await call.page(
-        Vm, page, fields=["state", "power", "observed_power", "host_id", "image_id", "vcpus", "memory_bytes"]
+        Vm,
+        page,
+        Vm.owner_id.is_(None),
+        fields=["state", "power", "observed_power", "host_id", "image_id", "vcpus", "memory_bytes"],
     )
     return PageOf(items=await queries.shown(call.session, found.items), next_page_token=found.next_page_token)
 

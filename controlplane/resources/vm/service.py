@@ -109,7 +109,7 @@ async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement |
 async def _image(session: AsyncSession, ref: str) -> Image:
     column = Image.id if is_id(ref, Kind.IMAGE) else Image.name
     image = await session.scalar(select(Image).where(column == ref).with_for_update(key_share=True, read=True))
-    if image is None:
+    if image is None or image.purpose != "guest":
         raise VmImageUnknown(f"no image {ref}", errors=(FieldError(pointer="/image", detail=f"no image {ref}"),))
     if image.state != "available":
         raise ImageNotAvailable(f"image {image.name} is {image.state}")
@@ -148,9 +148,15 @@ def _disk_bytes(wanted: VmCreate, image: Image) -> int:
 
 async def _tell(session: AsyncSession, vm: Vm) -> None:
     """Make the program look; raises VmDeleting."""
+    _check_owner(vm)
     if vm.state == "deleting":
         raise VmDeleting(f"{vm.name} is being deleted")
     await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
+
+
+def _check_owner(vm: Vm) -> None:
+    if vm.owner_id is not None:
+        raise VmProtected(f"{vm.name} is the machine of {vm.owner_id}: change its endpoint instead")
 
 
 def _apply_size(vm: Vm) -> None:
@@ -230,6 +236,7 @@ async def remove(session: AsyncSession, vm: Vm) -> Vm:
     """Begin to delete; doing it twice is once. Raises VmProtected."""
     if vm.state == "deleting":
         return vm
+    _check_owner(vm)
     if vm.is_protected:
         raise VmProtected(f"{vm.name} is protected")
     await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)

@@ -1,0 +1,62 @@
+"""Errors of endpoints."""
+
+from __future__ import annotations
+
+from controlplane.core.errors import Conflict, InvalidInput, NoCapacity, NotFound
+
+
+class EndpointNotFound(NotFound):
+    """No such endpoint in this project; `bedplate endpoint list` shows them."""
+
+    code = "endpoint.not_found"
+    title = "No such endpoint"
+
+
+class EndpointNameTaken(Conflict):
+    """Another endpoint of the project has this name."""
+
+    code = "endpoint.name_taken"
+    title = "The name is taken"
+    constraint = "endpoint_project_id_name_idx"
+
+
+class EndpointDeleting(Conflict):
+    """The endpoint is being deleted; it takes no changes any more."""
+
+    code = "endpoint.deleting"
+    title = "The endpoint is being deleted"
+
+
+class EndpointNetworkUnknown(InvalidInput):
+    """`network` names no network of this project."""
+
+    code = "endpoint.network_unknown"
+    title = "No such network"
+
+
+class EndpointIsolationUnsupported(InvalidInput):
+    """The model's engine does not run in this isolation class; the detail names those it runs in."""
+
+    code = "endpoint.isolation_unsupported"
+    title = "The engine does not run so"
+
+
+class EndpointContainersNotAllowed(Conflict):
+    """The replica would be a container, and the project's policy does not allow containers (`allow_containers`)."""
+
+    code = "endpoint.containers_not_allowed"
+    title = "Containers are not allowed here"
+
+
+class EndpointMemoryTooSmall(InvalidInput):
+    """`memory_bytes` is less than weights, cache and engine need; the detail says the sum."""
+
+    code = "endpoint.memory_too_small"
+    title = "The memory does not suffice"
+
+
+class EndpointNoCapacity(NoCapacity):
+    """The replicas do not fit; the context says what ran short on how many hosts. Nothing was made."""
+
+    code = "endpoint.no_capacity"
+    title = "No capacity for the replicas"

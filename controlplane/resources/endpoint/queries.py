@@ -1,0 +1,138 @@
+"""Reading endpoints with all that the API shows of them: one query a kind, never one an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.models.endpoint import Endpoint
+from controlplane.models.route import Route, RouteTarget
+from controlplane.models.run import Run
+from controlplane.resources.replica import queries as replicas
+from controlplane.resources.replica.queries import ShownReplica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One condition."""
+
+    type: str
+    status: Literal["true", "false", "unknown"]
+    reason: str = ""
+    message: str = ""
+    since: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownProgress:
+    step: str
+    attempt: int
+    deadline_at: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownObserved:
+    ready_replicas: int
+    isolation: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownEndpoint:
+    """An endpoint; other attributes are the row's, read when the answer is written."""
+
+    row: Endpoint
+    replicas: Sequence[ShownReplica]
+    routes: Sequence[str]
+    run: Run | None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.row, name)
+
+    @property
+    def ready(self) -> int:
+        return sum(replica.row.state == "ready" for replica in self.replicas)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a replica waits for room."""
+        return any(replica.vm is not None and replica.vm.state == "waiting" for replica in self.replicas)
+
+    @property
+    def status(self) -> str:
+        row = self.row
+        if row.state == "deleting":
+            return "deleting"
+        if row.replicas == 0:
+            return "idle"
+        if self.ready >= row.replicas:
+            return "ready"
+        if self.ready:
+            return "degraded"
+        return "waiting" if self.is_waiting else "starting"
+
+    @property
+    def wanted(self) -> Any:
+        return self.row
+
+    @property
+    def observed(self) -> ShownObserved:
+        row = self.row
+        isolation = str(row.spec["isolation"])
+        return ShownObserved(ready_replicas=self.ready, isolation=isolation, generation=row.observed_generation)
+
+    @property
+    def conditions(self) -> list[Said]:
+        row = self.row
+        said = [self._placed()]
+        if self.ready >= row.replicas:
+            said.append(Said(type="Ready", status="true"))
+        else:
+            words = [
+                f"{replica.short_id}: {replica.reason or replica.step}"
+                for replica in self.replicas
+                if replica.row.state != "ready"
+            ]
+            message = f"{self.ready} of {row.replicas} replicas are ready. {'; '.join(words)}".strip()
+            said.append(Said(type="Ready", status="false", reason="endpoint.replicas_missing", message=message))
+        return said
+
+    def _placed(self) -> Said:
+        shortages = [replica.vm.shortage for replica in self.replicas if replica.vm is not None and replica.vm.shortage]
+        if not shortages:
+            return Said(type="Placed", status="true")
+        return Said(type="Placed", status="false", reason="endpoint.no_capacity", message=str(shortages[0].get("detail", "")))
+
+    @property
+    def progress(self) -> ShownProgress | None:
+        run = self.run
+        if run is None or run.parked_at is not None or run.deadline_at is None:
+            return None
+        return ShownProgress(step=run.step, attempt=run.attempt, deadline_at=run.deadline_at)
+
+
+async def shown(session: AsyncSession, endpoints: Iterable[Endpoint]) -> list[ShownEndpoint]:
+    rows = list(endpoints)
+    ids = [row.id for row in rows]
+    found = await replicas.of_endpoints(session, ids)
+    names: dict[str, list[str]] = {endpoint_id: [] for endpoint_id in ids}
+    routes_query = (
+        select(RouteTarget.endpoint_id, Route.name)
+        .join(Route, Route.id == RouteTarget.route_id)
+        .where(RouteTarget.endpoint_id.in_(ids))
+        .order_by(Route.name)
+    )
+    for endpoint_id, name in await session.execute(routes_query):
+        names[endpoint_id].append(name)
+    runs_query = select(Run).where(Run.program == "endpoint", Run.subject.in_(ids), Run.finished_at.is_(None))
+    runs = {run.subject: run for run in await session.scalars(runs_query.execution_options(populate_existing=True))}
+    return [ShownEndpoint(row=row, replicas=found[row.id], routes=names[row.id], run=runs.get(row.id)) for row in rows]
+
+
+async def show(session: AsyncSession, endpoint: Endpoint) -> ShownEndpoint:
+    (one,) = await shown(session, [endpoint])
+    return one

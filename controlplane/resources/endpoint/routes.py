@@ -1,0 +1,84 @@
+"""`/v1/projects/{project}/endpoints`: replicas of a model that applications call through the gateway."""
+
+from __future__ import annotations
+
+from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.models.endpoint import Endpoint
+from controlplane.resources.endpoint import queries, service
+from controlplane.resources.endpoint.errors import (
+    EndpointContainersNotAllowed,
+    EndpointDeleting,
+    EndpointIsolationUnsupported,
+    EndpointMemoryTooSmall,
+    EndpointNameTaken,
+    EndpointNetworkUnknown,
+    EndpointNoCapacity,
+    EndpointNotFound,
+)
+from controlplane.resources.endpoint.queries import ShownEndpoint
+from controlplane.resources.endpoint.schemas import EndpointCreate, EndpointScale, EndpointUpdate, EndpointView
+from controlplane.resources.model.errors import ModelNotAvailable
+from controlplane.resources.network.errors import NetworkFull
+
+noun = Noun("endpoint", "endpoints")
+router = noun.router
+
+
+@noun.create(
+    EndpointView,
+    errors=[
+        EndpointNameTaken,
+        EndpointNoCapacity,
+        EndpointContainersNotAllowed,
+        EndpointIsolationUnsupported,
+        EndpointMemoryTooSmall,
+        EndpointNetworkUnknown,
+        ModelNotAvailable,
+        NetworkFull,
+    ],
+)
+async def create(call: Call, body: EndpointCreate) -> ShownEndpoint:
+    """Serve a model: every replica takes its share of a host at once, or nothing is made and 507 says why."""
+    assert call.project is not None
+    endpoint = await service.create(call.session, call.project, body)
+    call.subject = endpoint
+    return await queries.show(call.session, endpoint)
+
+
+@noun.list(EndpointView)
+async def list_(call: Call, page: Page) -> PageOf[ShownEndpoint]:
+    """List the endpoints of a project."""
+    found = await call.page(Endpoint, page, fields=["state", "model", "replicas", "ready_replicas"])
+    return PageOf(items=await queries.shown(call.session, found.items), next_page_token=found.next_page_token)
+
+
+@noun.show(EndpointView, errors=[EndpointNotFound])
+async def show(call: Call, endpoint: Ref) -> ShownEndpoint:
+    """Show one endpoint with its replicas."""
+    return await queries.show(call.session, await call.load(Endpoint, endpoint))
+
+
+@noun.update(EndpointView, errors=[EndpointNotFound, EndpointDeleting])
+async def update(call: Call, endpoint: Ref, body: EndpointUpdate) -> ShownEndpoint:
+    """Change the fields that are sent."""
+    row = await call.load(Endpoint, endpoint)
+    answer = await queries.show(call.session, row)
+    await service.update(call.session, row, body)
+    return answer
+
+
+@noun.action("scale", EndpointView, errors=[EndpointNotFound, EndpointDeleting, EndpointNoCapacity, NetworkFull])
+async def scale(call: Call, endpoint: Ref, body: EndpointScale) -> ShownEndpoint:
+    """Want another number of replicas; those that are too many drain first."""
+    row = await call.load(Endpoint, endpoint)
+    await service.scale(call.session, row, body.replicas)
+    return await queries.show(call.session, row)
+
+
+@noun.delete(EndpointView)
+async def delete(call: Call, endpoint: Ref) -> ShownEndpoint:
+    """Delete it: its routes end, its replicas drain and go."""
+    row = await call.load(Endpoint, endpoint)
+    answer = await queries.show(call.session, row)
+    await service.remove(call.session, row)
+    return answer

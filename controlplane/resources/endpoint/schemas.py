@@ -1,0 +1,96 @@
+"""Bodies of the endpoint routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field, StringConstraints
+
+from controlplane.api.schemas import Condition, Input, Labels, Name, Progress, Resource, View
+
+MAX_REPLICAS = 100
+PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+Isolation = Literal["auto", "vm", "container"]
+
+
+class EndpointCreate(Input):
+    name: Name
+    description: str = Field(default="", max_length=1000, description="For people.", examples=["Chat for the search page"])
+    labels: Labels = Field(default_factory=dict)
+    model: str = Field(max_length=63, description="A model of the catalogue.", examples=["smollm2-135m-instruct"])
+    replicas: int = Field(default=1, ge=0, le=MAX_REPLICAS, description="How many replicas serve it.", examples=[1])
+    isolation: Isolation = Field(
+        default="auto",
+        description="`vm`, `container` (weaker; the project must allow it), or `auto`: what the engine runs in.",
+        examples=["auto"],
+    )
+    vcpus: int | None = Field(default=None, ge=1, le=512, description="Cores of a replica; null: the model's.", examples=[1])
+    memory_bytes: int | None = Field(
+        default=None, ge=1 << 26, le=1 << 46, description="Memory of a replica; null: the model's sum.", examples=[1 << 30]
+    )
+    network: str | None = Field(
+        default=None,
+        max_length=128,
+        description="Name or id of a network of the project; null: the network `endpoints`, made when missing.",
+        examples=["web"],
+    )
+    route: PublicName | None = Field(
+        default=None, description="The model name that applications send; null: the model's name.", examples=["smollm2"]
+    )
+    has_route: bool = Field(default=True, description="Whether a route is made with the endpoint.", examples=[True])
+    on_no_capacity: Literal["fail", "wait"] = Field(
+        default="fail",
+        description="`fail`: 507 and nothing is made; `wait`: made, and placed when there is room.",
+        examples=["fail"],
+    )
+
+
+class EndpointUpdate(Input):
+    """Only the fields that are sent change."""
+
+    description: str = Field(default="", max_length=1000, description="For people.", examples=["Chat"])
+    labels: Labels = Field(default_factory=dict)
+
+
+class EndpointScale(Input):
+    replicas: int = Field(ge=0, le=MAX_REPLICAS, description="How many replicas shall serve it.", examples=[2])
+
+
+class ReplicaView(View):
+    id: str = Field(description="The id.", examples=["rep_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    short_id: str = Field(description="What the gateway's `x-served-by` says.", examples=["7t5w0y6z"])
+    state: str = Field(description="`starting`, `ready`, `unhealthy` or `deleting`.", examples=["ready"])
+    isolation: str | None = Field(description="`vm` or `container`.", examples=["container"])
+    vm_id: str | None = Field(description="Its machine.", examples=["vm_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    host: str | None = Field(description="Where it runs.", examples=["rack1-4"])
+    step: str = Field(description="What is being done.", examples=["serve"])
+    reason: str = Field(description="Why it is not ready.", examples=[""])
+    ready_at: AwareDatetime | None = Field(description="When it became ready.", examples=["2026-11-30T12:00:00Z"])
+    created_at: AwareDatetime = Field(description="When it was made.", examples=["2026-11-30T12:00:00Z"])
+
+
+class EndpointWanted(View):
+    replicas: int = Field(description="How many replicas.", examples=[1])
+    vcpus: int = Field(description="Cores of a replica.", examples=[1])
+    memory_bytes: int = Field(description="Memory of a replica.", examples=[603979776])
+    isolation: str = Field(description="What was asked for.", examples=["auto"])
+
+
+class EndpointObserved(View):
+    ready_replicas: int = Field(description="How many answer for the model.", examples=[1])
+    isolation: str = Field(description="What replicas are.", examples=["container"])
+    generation: int = Field(description="The last generation that is in force.", examples=[1])
+
+
+class EndpointView(Resource):
+    description: str = Field(description="For people.", examples=["Chat"])
+    labels: Labels
+    model: str = Field(description="The model of the catalogue.", examples=["smollm2-135m-instruct"])
+    network_id: str | None = Field(description="The network of its replicas.", examples=["net_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    routes: list[str] = Field(description="The public model names that lead here.", examples=[["smollm2-135m-instruct"]])
+    status: str = Field(description="`starting`, `ready`, `degraded`, `idle`, `waiting` or `deleting`.", examples=["ready"])
+    wanted: EndpointWanted = Field(description="What was asked for.")
+    observed: EndpointObserved = Field(description="What was seen.")
+    replicas: list[ReplicaView] = Field(description="Its replicas.", examples=[[]])
+    conditions: list[Condition] = Field(description="What is true of it.", examples=[[]])
+    progress: Progress | None = Field(description="What is being done just now.", examples=[None])

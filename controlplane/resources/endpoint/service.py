@@ -1,0 +1,164 @@
+"""Changes of endpoints. The one rule: every replica that a request asks for is placed in the request's own transaction.
+
+The row's own columns are set last in each function: the frame raises the generation of a row that is dirty at the end.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, exists, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.core.errors import FieldError
+from controlplane.core.ids import Kind, is_id, new_id
+from controlplane.kernel import service as kernel
+from controlplane.models.endpoint import Endpoint
+from controlplane.models.model import Model
+from controlplane.models.network import Network
+from controlplane.models.project import Project
+from controlplane.models.replica import Replica
+from controlplane.models.route import Route, RouteTarget
+from controlplane.resources.endpoint.errors import (
+    EndpointContainersNotAllowed,
+    EndpointDeleting,
+    EndpointIsolationUnsupported,
+    EndpointMemoryTooSmall,
+    EndpointNetworkUnknown,
+    EndpointNoCapacity,
+)
+from controlplane.resources.endpoint.schemas import EndpointCreate, EndpointUpdate
+from controlplane.resources.key.publish import publish
+from controlplane.resources.model.errors import ModelNotAvailable
+from controlplane.resources.model.plan import Plan, plan_of
+from controlplane.resources.network import service as networks
+from controlplane.resources.network.schemas import NetworkCreate
+from controlplane.resources.replica import service as replicas
+
+PROGRAM = "endpoint"
+DEFAULT_NETWORK = "endpoints"
+
+
+async def create(session: AsyncSession, project: Project, wanted: EndpointCreate) -> Endpoint:
+    """Write the endpoint with its replicas and its route; raises the errors of this noun, keeping nothing."""
+    model = await _model(session, wanted.model)
+    plan = plan_of(model.spec)
+    endpoint = Endpoint(
+        id=new_id(Kind.ENDPOINT),
+        project_id=project.id,
+        name=wanted.name,
+        description=wanted.description,
+        labels=dict(wanted.labels),
+        model=model.name,
+        spec={
+            **model.spec,
+            "weights_image_id": model.weights_image_id,
+            "engine_image_id": model.engine_image_id,
+            "isolation": _isolation(wanted, plan, project),
+        },
+        network_id=await _network_id(session, project.id, wanted.network),
+        replicas=wanted.replicas,
+        isolation=wanted.isolation,
+        vcpus=wanted.vcpus or plan.model.shape.vcpus,
+        memory_bytes=_memory_bytes(wanted, plan),
+        state="active",
+    )
+    session.add(endpoint)
+    await session.flush()
+    await _grow(session, endpoint, wanted.replicas, can_wait=wanted.on_no_capacity == "wait")
+    if wanted.has_route:
+        route = Route(id=new_id(Kind.ROUTE), project_id=project.id, name=wanted.route or model.name)
+        session.add(route)
+        await session.flush()
+        session.add(RouteTarget(route_id=route.id, endpoint_id=endpoint.id))
+    await kernel.start(session, PROGRAM, endpoint.id)
+    await publish(session, "routes")
+    return endpoint
+
+
+async def update(session: AsyncSession, endpoint: Endpoint, changes: EndpointUpdate) -> None:
+    await _tell(session, endpoint)
+    for name, value in changes.model_dump(exclude_unset=True).items():
+        setattr(endpoint, name, value)
+
+
+async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
+    """Want `count` replicas: more are placed at once, or none is made and EndpointNoCapacity says why."""
+    await _tell(session, endpoint)
+    here = select(func.count()).select_from(Replica).where(Replica.endpoint_id == endpoint.id, Replica.state != "deleting")
+    missing = count - (await session.scalar(here) or 0)
+    if missing > 0:
+        await _grow(session, endpoint, missing, can_wait=False)
+    endpoint.replicas = count
+
+
+async def remove(session: AsyncSession, endpoint: Endpoint) -> None:
+    """Begin to delete: its routes lead elsewhere or end, its replicas drain and go. Doing it twice is once."""
+    if endpoint.state == "deleting":
+        return
+    await kernel.start(session, PROGRAM, endpoint.id)
+    await kernel.destroy(session, PROGRAM, endpoint.id)
+    await forget_routes(session, endpoint.id)
+    await publish(session, "routes")
+    endpoint.state, endpoint.deleting_at = "deleting", func.now()
+
+
+async def forget_routes(session: AsyncSession, endpoint_id: str) -> None:
+    """Take the endpoint out of every route; a route without any other target goes with it."""
+    mine = RouteTarget.endpoint_id == endpoint_id
+    route_ids = list(await session.scalars(select(RouteTarget.route_id).where(mine)))
+    await session.execute(delete(RouteTarget).where(mine).execution_options(synchronize_session=False))
+    empty = delete(Route).where(Route.id.in_(route_ids), ~exists().where(RouteTarget.route_id == Route.id))
+    await session.execute(empty.execution_options(synchronize_session=False))
+
+
+async def _grow(session: AsyncSession, endpoint: Endpoint, count: int, *, can_wait: bool) -> None:
+    for _ in range(count):
+        _, vm = await replicas.create(session, endpoint)
+        if vm.host_id is None and not can_wait:
+            assert vm.shortage is not None
+            raise EndpointNoCapacity(str(vm.shortage["detail"]), placement=vm.shortage)
+
+
+async def _tell(session: AsyncSession, endpoint: Endpoint) -> None:
+    if endpoint.state == "deleting":
+        raise EndpointDeleting(f"{endpoint.name} is being deleted")
+    await kernel.start(session, PROGRAM, endpoint.id)
+
+
+async def _model(session: AsyncSession, name: str) -> Model:
+    model = await session.scalar(select(Model).where(Model.name == name))
+    if model is None or model.state != "available":
+        raise ModelNotAvailable(f"{name} was not imported yet: bedplate model import {name}", model=name)
+    return model
+
+
+def _isolation(wanted: EndpointCreate, plan: Plan, project: Project) -> str:
+    can = plan.engine.isolations
+    found = wanted.isolation if wanted.isolation != "auto" else can[0]
+    if found not in can:
+        detail = f"{plan.engine.name} runs in {', '.join(can)}, not in {found}"
+        raise EndpointIsolationUnsupported(detail, errors=(FieldError(pointer="/isolation", detail=detail),))
+    if found == "container" and not project.allow_containers:
+        raise EndpointContainersNotAllowed(f"project {project.name} does not allow containers")
+    return found
+
+
+def _memory_bytes(wanted: EndpointCreate, plan: Plan) -> int:
+    if wanted.memory_bytes is None:
+        return plan.memory_bytes
+    least = sum(part.bytes for part in plan.memory())
+    if wanted.memory_bytes < least:
+        parts = ", ".join(f"{part.reason} {part.bytes}" for part in plan.memory())
+        detail = f"a replica needs {least} bytes: {parts}"
+        raise EndpointMemoryTooSmall(detail, errors=(FieldError(pointer="/memory_bytes", detail=detail),))
+    return wanted.memory_bytes
+
+
+async def _network_id(session: AsyncSession, project_id: str, ref: str | None) -> str:
+    column = Network.id if ref is not None and is_id(ref, Kind.NETWORK) else Network.name
+    query = select(Network.id).where(column == (ref or DEFAULT_NETWORK), Network.project_id == project_id)
+    found = await session.scalar(query)
+    if found is None and ref is not None:
+        raise EndpointNetworkUnknown(f"no network {ref}", errors=(FieldError(pointer="/network", detail=f"no network {ref}"),))
+    if found is None:
+        found = (await networks.create(session, project_id, NetworkCreate(name=DEFAULT_NETWORK, encryption="none"))).id
+    return found

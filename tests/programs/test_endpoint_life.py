@@ -1,0 +1,314 @@
+"""The life of an endpoint on hosts with fake drivers: replicas are made, answer, are lost, are scaled, go."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from controlplane.core.ids import Kind, new_id
+from controlplane.kernel.registry import Registry
+from controlplane.models.endpoint import Endpoint
+from controlplane.models.gateway import GatewayVersion
+from controlplane.models.host import Host
+from controlplane.models.image import Image, ImageFile
+from controlplane.models.model import Model
+from controlplane.models.nic import Nic
+from controlplane.models.replica import Replica
+from controlplane.models.reservation import Reservation
+from controlplane.models.route import Route
+from controlplane.models.vm import Vm
+from controlplane.resources.endpoint import queries
+from controlplane.resources.endpoint import service as endpoints
+from controlplane.resources.endpoint.errors import EndpointContainersNotAllowed, EndpointNoCapacity
+from controlplane.resources.endpoint.program import EndpointProgram
+from controlplane.resources.endpoint.schemas import EndpointCreate
+from controlplane.resources.image import service as images
+from controlplane.resources.image.store import ImageStore
+from controlplane.resources.model.catalogue import Catalogue
+from controlplane.resources.model.service import plan
+from controlplane.resources.replica.probe import NotServed, models_in
+from controlplane.resources.replica.program import ReplicaProgram
+from hostagent.protocol.errors import AgentError
+from hostagent.protocol.verbs import StreamRequest
+from hostagent.protocol.wanted import VmWanted
+from tests.programs.fleet import PROGRAMS, Fleet, open_fleet
+
+MODEL = "smollm2-135m-instruct"
+
+
+def listing(*ids: str) -> bytes:
+    body = json.dumps({"object": "list", "data": [{"id": model} for model in ids]}).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@dataclass
+class Engines:
+    """What replicas answer on their port: `says` by default, `by_machine` where told; None = nobody listens."""
+
+    says: bytes | None = listing(MODEL)
+    by_machine: dict[str, bytes | None] = field(default_factory=dict)
+
+    def open(self, host_id: str, request: StreamRequest) -> _Answer:
+        assert (request.kind, request.port) == ("tcp", 8000)
+        says = self.by_machine.get(request.id, self.says)
+        if says is None:
+            raise AgentError("stream.refused", "nobody listens on port 8000")
+        return _Answer(says)
+
+
+@dataclass
+class _Answer:
+    content: bytes
+
+    async def read(self, limit: int = 65_536) -> bytes:
+        part, self.content = self.content[:limit], self.content[limit:]
+        return part
+
+    async def write(self, data: bytes) -> None:
+        assert data.startswith(b"GET /v1/models ")
+
+    async def write_eof(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def engines() -> Engines:
+    return Engines()
+
+
+@pytest.fixture
+async def fleet(database_url: str, tmp_path: Path, engines: Engines, monkeypatch) -> AsyncIterator[Fleet]:
+    for module in ("replica", "endpoint"):
+        for name in ("SOON_SECONDS", "LOOK_SECONDS", "DRAIN_SECONDS"):
+            monkeypatch.setattr(f"controlplane.resources.{module}.program.{name}", 0.2, raising=False)
+    async with open_fleet(database_url, tmp_path, Registry((*PROGRAMS, EndpointProgram, ReplicaProgram))) as fleet:
+        fleet.links.stream = engines.open
+        await _import(fleet)
+        yield fleet
+
+
+async def _import(fleet: Fleet) -> None:
+    """The catalogue's model with tiny files in place of weights and engine."""
+    entry = plan(Catalogue.of(fleet.root), MODEL)
+    store = ImageStore(fleet.world.settings.state_dir)
+    ids = {}
+    async with fleet.database.session() as session:
+        assert fleet.project
+        (await session.merge(fleet.project)).allow_containers = True
+        fleet.project.allow_containers = True
+        for purpose in ("weights", "engine"):
+            content = f"the {purpose}".encode()
+            sha256 = hashlib.sha256(content).hexdigest()
+            path = fleet.root / purpose
+            path.write_bytes(content)
+            await store.take_file(path, sha256=sha256, size_bytes=len(content))
+            await images.record_blob(session, sha256, len(content))
+            image = Image(
+                id=new_id(Kind.IMAGE),
+                name=purpose,
+                purpose=purpose,
+                architecture="x86_64",
+                default_user="root",
+                boot={"kind": "none"},
+                root_file="f",
+                min_disk_bytes=1,
+                min_memory_bytes=1,
+            )
+            session.add(image)
+            await session.flush()
+            session.add(ImageFile(image_id=image.id, name="f", sha256=sha256, size_bytes=len(content)))
+            await session.flush()
+            await images.settle(session, image)
+            ids[f"{purpose}_image_id"] = image.id
+        session.add(Model(id=new_id(Kind.MODEL), name=MODEL, spec=entry.spec, digest=entry.digest, state="available", **ids))
+
+
+async def create(fleet: Fleet, name: str = "chat", **wanted: object) -> str:
+    body = EndpointCreate.model_validate({"name": name, "model": MODEL, **wanted})
+    async with fleet.database.session() as session:
+        assert fleet.project
+        return (await endpoints.create(session, fleet.project, body)).id
+
+
+async def change(fleet: Fleet, endpoint_id: str, action: Callable) -> None:
+    async with fleet.database.session() as session:
+        row = (await session.scalars(select(Endpoint).where(Endpoint.id == endpoint_id).with_for_update(key_share=True))).one()
+        await action(session, row)
+        row.generation += 1
+
+
+async def shown(fleet: Fleet, endpoint_id: str) -> queries.ShownEndpoint | None:
+    async with fleet.database.session() as session:
+        row = await session.get(Endpoint, endpoint_id)
+        return None if row is None else await queries.show(session, row)
+
+
+async def until_status(fleet: Fleet, endpoint_id: str, status: str, *, settled: bool = True) -> queries.ShownEndpoint:
+    async def is_so() -> bool:
+        seen = await shown(fleet, endpoint_id)
+        if seen is None or seen.status != status:
+            return False
+        return not settled or seen.row.observed_generation == seen.row.generation
+
+    await fleet.until(is_so, f"{endpoint_id} {status}", 30)
+    seen = await shown(fleet, endpoint_id)
+    assert seen
+    return seen
+
+
+async def count(fleet: Fleet, model: type) -> int:
+    async with fleet.database.session() as session:
+        return await session.scalar(select(func.count()).select_from(model)) or 0
+
+
+async def test_from_request_to_ready_and_back_to_nothing(fleet: Fleet) -> None:
+    fake = await fleet.add_host("a")
+    endpoint_id = await create(fleet)
+    async with fleet.running():
+        seen = await until_status(fleet, endpoint_id, "ready")
+        (replica,) = seen.replicas
+        assert (replica.row.state, replica.host, replica.isolation, seen.routes) == ("ready", "a", "container", [MODEL])
+        document = fake.agent.documents.get("vm", replica.row.vm_id)
+        assert isinstance(document, VmWanted)
+        assert document.workload
+        assert document.disks == ()
+        assert document.workload.argv[:2] == ("/usr/bin/python3", "-B")
+        assert "/models/SmolLM2-135M-Instruct.Q4_1.gguf" in document.workload.argv
+        assert replica.row.base_url == f"http://{document.nics[0].ipv4}:8000"
+        async with fleet.database.session() as session:
+            assert await session.scalar(select(GatewayVersion.version).where(GatewayVersion.topic == "routes")) >= 2
+        await change(fleet, endpoint_id, endpoints.remove)
+
+        async def is_gone() -> bool:
+            return await shown(fleet, endpoint_id) is None
+
+        await fleet.until(is_gone, "gone", 30)
+    assert await fleet.on_hosts() == []
+    for model in (Replica, Route, Vm, Nic, Reservation):
+        assert await count(fleet, model) == 0
+    async with fleet.database.session() as session:
+        assert await session.scalar(select(Host.reserved_vcpus)) == 0
+
+
+async def test_ready_only_when_the_served_model_answers(fleet: Fleet, engines: Engines) -> None:
+    await fleet.add_host("a")
+    engines.says = None
+    endpoint_id = await create(fleet)
+    async with fleet.running():
+
+        async def says(words: str) -> None:
+            async def is_said() -> bool:
+                seen = await shown(fleet, endpoint_id)
+                return seen is not None and words in seen.conditions[1].message
+
+            await fleet.until(is_said, words)
+
+        await says("nobody listens")
+        engines.says = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+        await says("it answers 503")
+        engines.says = listing("another")
+        await says(f"it serves another, not {MODEL}")
+        assert (await shown(fleet, endpoint_id)).status == "starting"
+        engines.says = listing("another", MODEL)
+        await until_status(fleet, endpoint_id, "ready")
+
+
+async def test_a_replica_that_stops_serving_gets_nothing_until_it_serves_again(fleet: Fleet, engines: Engines) -> None:
+    await fleet.add_host("a")
+    endpoint_id = await create(fleet, replicas=2)
+    async with fleet.running():
+        seen = await until_status(fleet, endpoint_id, "ready")
+        engines.by_machine[seen.replicas[0].row.vm_id] = None
+        seen = await until_status(fleet, endpoint_id, "degraded", settled=False)
+        assert [replica.row.state for replica in seen.replicas] == ["unhealthy", "ready"]
+        del engines.by_machine[seen.replicas[0].row.vm_id]
+        await until_status(fleet, endpoint_id, "ready")
+
+
+async def test_scale_up_and_down(fleet: Fleet) -> None:
+    await fleet.add_host("a", cpus=3)
+    endpoint_id = await create(fleet)
+    async with fleet.running():
+        await until_status(fleet, endpoint_id, "ready")
+        await change(fleet, endpoint_id, lambda session, row: endpoints.scale(session, row, 3))
+        seen = await until_status(fleet, endpoint_id, "ready")
+        assert len(seen.replicas) == 3
+        oldest = seen.replicas[0].row.id
+        with pytest.raises(EndpointNoCapacity):
+            await change(fleet, endpoint_id, lambda session, row: endpoints.scale(session, row, 5))
+        assert len((await shown(fleet, endpoint_id)).replicas) == 3, "all or nothing"
+        await change(fleet, endpoint_id, lambda session, row: endpoints.scale(session, row, 1))
+
+        async def is_one() -> bool:
+            seen = await shown(fleet, endpoint_id)
+            return seen is not None and len(seen.replicas) == 1
+
+        await fleet.until(is_one, "one replica", 30)
+        assert (await shown(fleet, endpoint_id)).replicas[0].row.id == oldest
+        await change(fleet, endpoint_id, lambda session, row: endpoints.scale(session, row, 0))
+        await until_status(fleet, endpoint_id, "idle")
+
+
+async def test_no_room_makes_nothing_or_waits(fleet: Fleet) -> None:
+    await fleet.add_host("a", cpus=1)
+    with pytest.raises(EndpointNoCapacity):
+        await create(fleet, replicas=2)
+    for model in (Endpoint, Replica, Vm, Reservation, Route):
+        assert await count(fleet, model) == 0
+    endpoint_id = await create(fleet, replicas=2, on_no_capacity="wait")
+    async with fleet.running():
+        seen = await until_status(fleet, endpoint_id, "degraded", settled=False)
+        assert "without 1 free cores" in seen.conditions[0].message
+        await fleet.add_host("b", cpus=1, address=2)
+        async with fleet.database.session() as session:
+            from controlplane.placement.wake import wake_waiting
+
+            await wake_waiting(session)
+        await until_status(fleet, endpoint_id, "ready")
+
+
+async def test_the_projects_policy_on_containers(fleet: Fleet) -> None:
+    assert fleet.project
+    fleet.project.allow_containers = False
+    with pytest.raises(EndpointContainersNotAllowed):
+        await create(fleet)
+
+
+async def test_delete_in_the_middle_of_the_making(fleet: Fleet, engines: Engines) -> None:
+    await fleet.add_host("a")
+    engines.says = None
+    endpoint_id = await create(fleet)
+    async with fleet.running():
+        await asyncio.sleep(0.3)
+        await change(fleet, endpoint_id, endpoints.remove)
+
+        async def is_gone() -> bool:
+            return await shown(fleet, endpoint_id) is None
+
+        await fleet.until(is_gone, "gone", 30)
+    assert await fleet.on_hosts() == []
+    assert await count(fleet, Vm) == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 404 Not Found\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+        b'HTTP/1.1 200 OK\r\n\r\n{"data": {}}',
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+    ],
+)
+def test_what_is_no_listing_is_not_served(answer: bytes) -> None:
+    with pytest.raises(NotServed):
+        models_in(answer)
