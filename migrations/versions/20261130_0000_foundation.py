@@ -206,6 +206,7 @@ def upgrade() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("description", sa.Text(), server_default="", nullable=False),
+        sa.Column("purpose", sa.Text(), server_default="guest", nullable=False),
         sa.Column("architecture", sa.Text(), nullable=False),
         sa.Column("os", sa.Text(), server_default="", nullable=False),
         sa.Column("default_user", sa.Text(), nullable=False),
@@ -220,11 +221,13 @@ def upgrade() -> None:
         sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(purpose = 'guest') = (boot->>'kind' <> 'none')", name=op.f("image_guests_boot")),
         sa.CheckConstraint("(state = 'available') <= (available_at IS NOT NULL)", name=op.f("image_available_has_time")),
         sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("image_deleting_has_time")),
         sa.CheckConstraint("(state = 'uploading') <= (available_at IS NULL)", name=op.f("image_uploading_is_not_available")),
         sa.CheckConstraint("architecture IN ('x86_64', 'aarch64')", name=op.f("image_architecture_known")),
-        sa.CheckConstraint("boot->>'kind' IN ('kernel', 'firmware')", name=op.f("image_boot_known")),
+        sa.CheckConstraint("boot->>'kind' IN ('kernel', 'firmware', 'none')", name=op.f("image_boot_known")),
+        sa.CheckConstraint("purpose IN ('guest', 'engine', 'weights')", name=op.f("image_purpose_known")),
         sa.CheckConstraint("state IN ('uploading', 'available', 'deleting')", name=op.f("image_state_known")),
         sa.CheckConstraint("min_disk_bytes > 0 AND min_memory_bytes > 0", name=op.f("image_sizes_positive")),
         sa.PrimaryKeyConstraint("id", name=op.f("image_pkey")),
@@ -463,40 +466,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("worker", name=op.f("worker_presence_pkey")),
     )
     op.create_table(
-        "endpoint",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("project_id", sa.Text(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("description", sa.Text(), server_default="", nullable=False),
-        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("spec", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
-        sa.Column("network_id", sa.Text(), nullable=True),
-        sa.Column("replicas", sa.BigInteger(), nullable=False),
-        sa.Column("isolation", sa.Text(), server_default="auto", nullable=False),
-        sa.Column("vcpus", sa.BigInteger(), nullable=False),
-        sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("state", sa.Text(), server_default="active", nullable=False),
-        sa.Column("ready_replicas", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("shortage", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
-        sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
-        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
-        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
-        sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("endpoint_deleting_has_time")),
-        sa.CheckConstraint("isolation IN ('auto', 'vm', 'container')", name=op.f("endpoint_isolation_known")),
-        sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("endpoint_name_is_dns_label")),
-        sa.CheckConstraint("state IN ('active', 'deleting')", name=op.f("endpoint_state_known")),
-        sa.CheckConstraint("observed_generation <= generation", name=op.f("endpoint_observed_not_ahead")),
-        sa.CheckConstraint("ready_replicas >= 0", name=op.f("endpoint_ready_not_negative")),
-        sa.CheckConstraint("replicas BETWEEN 0 AND 1000", name=op.f("endpoint_replicas_range")),
-        sa.CheckConstraint("vcpus > 0 AND memory_bytes > 0", name=op.f("endpoint_shape_positive")),
-        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("endpoint_project_id_fkey")),
-        sa.PrimaryKeyConstraint("id", name=op.f("endpoint_pkey")),
-    )
-    op.create_index(op.f("endpoint_project_id_name_idx"), "endpoint", ["project_id", "name"], unique=True)
-    op.create_table(
         "host_cursor",
         sa.Column("host_id", sa.Text(), nullable=False),
         sa.Column("log", sa.Text(), nullable=False),
@@ -572,6 +541,31 @@ def upgrade() -> None:
         sa.UniqueConstraint("secret_sha256", name=op.f("key_secret_sha256_key")),
     )
     op.create_index(op.f("key_project_id_name_idx"), "key", ["project_id", "name"], unique=True)
+    op.create_table(
+        "model",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("spec", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("state", sa.Text(), server_default="importing", nullable=False),
+        sa.Column("weights_image_id", sa.Text(), nullable=True),
+        sa.Column("engine_image_id", sa.Text(), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint(
+            "(state = 'available') <= (weights_image_id IS NOT NULL AND engine_image_id IS NOT NULL)",
+            name=op.f("model_available_is_whole"),
+        ),
+        sa.CheckConstraint("digest ~ '^[0-9a-f]{64}$'", name=op.f("model_digest_form")),
+        sa.CheckConstraint("state IN ('importing', 'available')", name=op.f("model_state_known")),
+        sa.CheckConstraint("observed_generation <= generation", name=op.f("model_observed_not_ahead")),
+        sa.ForeignKeyConstraint(["engine_image_id"], ["image.id"], name=op.f("model_engine_image_id_fkey")),
+        sa.ForeignKeyConstraint(["weights_image_id"], ["image.id"], name=op.f("model_weights_image_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("model_pkey")),
+        sa.UniqueConstraint("name", name=op.f("model_name_key")),
+    )
     op.create_table(
         "network",
         sa.Column("id", sa.Text(), nullable=False),
@@ -649,7 +643,9 @@ def upgrade() -> None:
         sa.Column("description", sa.Text(), server_default="", nullable=False),
         sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
         sa.Column("is_protected", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("owner_id", sa.Text(), nullable=True),
         sa.Column("image_id", sa.Text(), nullable=False),
+        sa.Column("workload", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.Column("isolation", sa.Text(), server_default="vm", nullable=False),
         sa.Column("vcpus", sa.BigInteger(), nullable=False),
         sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
@@ -698,6 +694,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("vm_host_id_idx"), "vm", ["host_id"], unique=False)
     op.create_index(op.f("vm_image_id_idx"), "vm", ["image_id"], unique=False)
+    op.create_index(op.f("vm_owner_id_idx"), "vm", ["owner_id"], unique=True)
     op.create_index(op.f("vm_project_id_name_idx"), "vm", ["project_id", "name"], unique=True)
     op.create_index("vm_waiting_idx", "vm", ["created_at"], unique=False, postgresql_where="state = 'waiting'")
     op.create_table(
@@ -735,6 +732,41 @@ def upgrade() -> None:
     op.create_index("volume_boot_key", "volume", ["owner_id"], unique=True, postgresql_where="is_boot")
     op.create_index(op.f("volume_owner_id_idx"), "volume", ["owner_id"], unique=False)
     op.create_index(op.f("volume_project_id_name_idx"), "volume", ["project_id", "name"], unique=True)
+    op.create_table(
+        "endpoint",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("description", sa.Text(), server_default="", nullable=False),
+        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("spec", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("network_id", sa.Text(), nullable=True),
+        sa.Column("replicas", sa.BigInteger(), nullable=False),
+        sa.Column("isolation", sa.Text(), server_default="auto", nullable=False),
+        sa.Column("vcpus", sa.BigInteger(), nullable=False),
+        sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("state", sa.Text(), server_default="active", nullable=False),
+        sa.Column("ready_replicas", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("shortage", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("endpoint_deleting_has_time")),
+        sa.CheckConstraint("isolation IN ('auto', 'vm', 'container')", name=op.f("endpoint_isolation_known")),
+        sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("endpoint_name_is_dns_label")),
+        sa.CheckConstraint("state IN ('active', 'deleting')", name=op.f("endpoint_state_known")),
+        sa.CheckConstraint("observed_generation <= generation", name=op.f("endpoint_observed_not_ahead")),
+        sa.CheckConstraint("ready_replicas >= 0", name=op.f("endpoint_ready_not_negative")),
+        sa.CheckConstraint("replicas BETWEEN 0 AND 1000", name=op.f("endpoint_replicas_range")),
+        sa.CheckConstraint("vcpus > 0 AND memory_bytes > 0", name=op.f("endpoint_shape_positive")),
+        sa.ForeignKeyConstraint(["network_id"], ["network.id"], name=op.f("endpoint_network_id_fkey")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("endpoint_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("endpoint_pkey")),
+    )
+    op.create_index(op.f("endpoint_project_id_name_idx"), "endpoint", ["project_id", "name"], unique=True)
     op.create_table(
         "nic",
         sa.Column("id", sa.Text(), nullable=False),
@@ -787,6 +819,7 @@ def upgrade() -> None:
         sa.CheckConstraint("state IN ('starting', 'ready', 'unhealthy', 'deleting')", name=op.f("replica_state_known")),
         sa.ForeignKeyConstraint(["endpoint_id"], ["endpoint.id"], name=op.f("replica_endpoint_id_fkey")),
         sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("replica_project_id_fkey")),
+        sa.ForeignKeyConstraint(["vm_id"], ["vm.id"], name=op.f("replica_vm_id_fkey"), ondelete="SET NULL"),
         sa.PrimaryKeyConstraint("id", name=op.f("replica_pkey")),
     )
     op.create_index(op.f("replica_endpoint_id_idx"), "replica", ["endpoint_id"], unique=False)
