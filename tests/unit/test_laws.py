@@ -21,6 +21,8 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
     "image": {"copies", "store"},  # which hosts hold it; the files themselves
     "key": {"publish"},  # the gateways' copy
+    "model": {"catalogue", "plan"},  # the YAML files; pure: what a replica is and needs
+    "replica": {"probe"},  # does it serve the model?
     "network": {"allocate"},  # pure arithmetic of prefixes
     "vm": {"conditions", "document", "request"},  # pure: what is seen, what a host is told, what placement is asked
 }
