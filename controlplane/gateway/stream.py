@@ -94,6 +94,9 @@ class EventStream:
         return b""
 
     def _event(self, event: bytes) -> bytes:
+        if event[0] in b"\r\n":  # the end of a comment whose line went out already
+            bare = event.lstrip(b"\r\n")
+            return event[: len(event) - len(bare)] + (self._event(bare) if bare else b"")
         payload = _payload(event)
         if payload is None:
             return event

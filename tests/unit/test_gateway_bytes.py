@@ -85,6 +85,7 @@ def test_tokens_are_counted_when_the_engine_tells_none() -> None:
 def test_a_comment_line_does_not_wait_for_its_event() -> None:
     stream = EventStream(UsageForm.NONE, is_running_total=False)
     assert stream.feed(b": waiting\n") == b": waiting\n"
+    assert stream.feed(b"\n" + USAGE) == b"\n"
     assert stream.feed(b": waiting\ndata: {") == b""
 
 
