@@ -162,7 +162,10 @@ class Program(ABC, Generic[Subject, Hosts]):
     # -- words to other runs: they commit with the surrounding tx, or with the outcome ----------------------------------
 
     def spawn(self, program: Name, *subjects: str, host_id: str | None = None) -> None:
-        """Start a child run for each subject; one that exists becomes our child too. Twice is once."""
+        """Start a child run for each subject; one that exists becomes our child too.
+
+        Twice in one step is once, even when the child has ended meanwhile; a later step may spawn it anew.
+        """
         self._work.words.extend(Start(_name(program), subject, host_id) for subject in subjects)
 
     def signal(self, program: Name, subject: str, kind: str, body: Mapping[str, Json] | None = None) -> None:

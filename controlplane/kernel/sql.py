@@ -62,6 +62,7 @@ _CLAIM = """
             WHEN run.parked_at IS NOT NULL OR (run.step = 'start' AND run.deadline_at IS NULL)
                 THEN now() + ($3::jsonb -> run.program ->> run.step)::float8 * interval '1 second'
             ELSE run.deadline_at END,
+        entered_at = CASE WHEN numbered.asked AND run.step <> 'destroy' THEN now() ELSE run.entered_at END,
         overdue_at = CASE WHEN run.parked_at IS NOT NULL OR (numbered.asked AND run.step <> 'destroy') THEN NULL
             ELSE run.overdue_at END,
         parked_at = NULL, parked_code = NULL, parked_detail = NULL
@@ -105,7 +106,7 @@ SELECT held.id FROM held LEFT JOIN run ON run.id = held.id AND run.lease = held.
 # $3 step, $4 memo (NULL: as it was), $5 seconds until the new step's deadline (NULL: a rest step).
 HOP = """
 UPDATE run SET step = $3, memo = coalesce($4::jsonb, memo), attempt = 1, last_error = NULL,
-    lease_until = now() + interval '15 seconds',
+    lease_until = now() + interval '15 seconds', entered_at = now(),
     deadline_at = now() + $5::float8 * interval '1 second', overdue_at = NULL
 WHERE id = $1 AND lease = $2
 RETURNING EXISTS (SELECT FROM signal WHERE run_id = $1 AND seen_at IS NULL AND kind = 'destroy') AS is_destroy_asked"""
@@ -194,6 +195,16 @@ WITH existing AS (
     RETURNING id, shard
 )
 SELECT id, shard, true AS is_new FROM made UNION ALL SELECT id, shard, false FROM existing"""
+
+# Whether this step (a try of it that died, perhaps) has spawned a child that has ended already.
+HAS_SPAWNED = """
+SELECT EXISTS (
+    SELECT FROM run_child
+    JOIN run AS parent ON parent.id = run_child.parent
+    JOIN run AS child ON child.id = run_child.child
+    WHERE run_child.parent = $1 AND child.program = $2 AND child.subject = $3 AND child.finished_at IS NOT NULL
+      AND run_child.created_at >= parent.entered_at
+)"""
 
 LINK = "INSERT INTO run_child (parent, child) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 

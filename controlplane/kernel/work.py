@@ -296,6 +296,8 @@ class Work:
     async def _say(self, connection: Connection, word: Word) -> None:
         match word:
             case Start():
+                if await connection.fetchval(sql.HAS_SPAWNED, self.run_id, word.program, word.subject):
+                    return
                 run_id = await service.start(connection, word.program, word.subject, host_id=word.host_id)
                 await connection.execute(sql.LINK, self.run_id, run_id)
                 await self._tell([(run_id,)], connection)

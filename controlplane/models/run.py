@@ -19,8 +19,8 @@ SHARDS = 64
 class Run(Base):
     """`step` is `start` before the first claim; `wake_at` NULL means: only a signal wakes it.
 
-    `ready_at` is when the run first reached a rest step; `overdue_at` when the present step's deadline was counted as
-    missed; `last_error` what the last try of the present step died of.
+    `entered_at` is since when the run is in `step`; `ready_at` when it first reached a rest step; `overdue_at` when the
+    present step's deadline was counted as missed; `last_error` what the last try of the present step died of.
     """
 
     __tablename__ = "run"
@@ -37,6 +37,7 @@ class Run(Base):
     lease_until: Mapped[datetime | None]
     attempt: Mapped[int] = mapped_column(server_default="0")
     last_error: Mapped[str | None]
+    entered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     deadline_at: Mapped[datetime | None]
     overdue_at: Mapped[datetime | None]
     destroy_at: Mapped[datetime | None]
@@ -78,3 +79,4 @@ class RunChild(Base):
 
     parent: Mapped[str] = mapped_column(primary_key=True)
     child: Mapped[str] = mapped_column(primary_key=True, index=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -319,6 +319,53 @@ async def test_incidents_of_subjects_count_and_close(database: Database) -> None
     assert (found["count"], found["detail"], found["resolved_by"]) == (2, "still there", "ops")
 
 
+class BriefProgram(Program[str]):
+    @step(within=SOON)
+    async def only(self) -> Outcome:
+        LOG.setdefault(self.subject, []).append("ran")
+        return done()
+
+    @step(within=SOON)
+    async def destroy(self) -> Outcome:
+        return done()
+
+
+class ClumsyProgram(Program[str]):
+    """Spawns in a transaction of its own, and dies afterwards at the first try."""
+
+    @step(within=SOON)
+    async def spawn_it(self) -> Outcome:
+        async with self.tx():
+            self.spawn(BriefProgram, "brief")
+        if self.attempt == 1:
+            raise OSError("died after the spawn")
+        return goto(self.spawn_again)
+
+    @step(within=SOON)
+    async def spawn_again(self) -> Outcome:
+        if self.attempt == 1:
+            self.spawn(BriefProgram, "brief")
+        return wait()
+
+    @step(within=SOON)
+    async def destroy(self) -> Outcome:
+        return done()
+
+
+async def test_spawning_twice_is_once_even_when_the_child_has_ended(database: Database, world: World[Any]) -> None:
+    LOG.clear()
+    parent = await begin(database, "clumsy", "c")
+    count = "SELECT count(*) FROM run WHERE program = 'brief'"
+    async with Runner(world=world, registry=Registry([BriefProgram, ClumsyProgram])) as runner:
+        await runner.advance(parent)
+        await runner.advance(await database.pool.fetchval("SELECT id FROM run WHERE program = 'brief'"))
+        assert LOG["brief"] == ["ran"]
+        await make_due(database, parent)
+        await runner.advance(parent)
+        assert (await row(database, parent))["step"] == "spawn_again"
+        assert await database.pool.fetchval(count) == 2, "only the later step may spawn it anew"
+
+
 async def test_a_stale_lease_writes_nothing(database: Database, runner: Runner) -> None:
     from controlplane.kernel import sql
     from controlplane.kernel.work import Work
