@@ -319,6 +319,7 @@ def upgrade() -> None:
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("attempt", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("entered_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("overdue_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("destroy_at", sa.DateTime(timezone=True), nullable=True),
@@ -365,6 +366,7 @@ def upgrade() -> None:
         "run_child",
         sa.Column("parent", sa.Text(), nullable=False),
         sa.Column("child", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("parent", "child", name=op.f("run_child_pkey")),
     )
     op.create_index(op.f("run_child_child_idx"), "run_child", ["child"], unique=False)
