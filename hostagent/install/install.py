@@ -18,6 +18,7 @@ from hostagent.install.steps import Step, before_anything, steps
 from hostagent.lib import files
 from hostagent.lib.paths import Paths
 from hostagent.protocol.enrol import ChangeLine, InstallPlan
+from hostagent.protocol.errors import AgentError
 
 
 def install(plan: InstallPlan, paths: Paths, archive: Path, *, is_dry_run: bool) -> Iterator[ChangeLine]:
@@ -34,7 +35,7 @@ def install(plan: InstallPlan, paths: Paths, archive: Path, *, is_dry_run: bool)
         manifest.add(step)
         try:
             step.act()
-        except (OSError, CommandFailed) as error:
+        except (OSError, CommandFailed, AgentError) as error:
             yield ChangeLine(change=step.change, state="failed", message=str(error))
             return
         manifest.save()

@@ -27,6 +27,7 @@ from hostagent.install.steps import hang_up, remove_tree, service_kind, sysctl_p
 from hostagent.lib import files
 from hostagent.lib.paths import Paths
 from hostagent.protocol.enrol import Change, ChangeLine
+from hostagent.protocol.errors import AgentError
 
 LINK = re.compile(r"b[pq][0-9a-z]{12}")
 ROUTE_PROTOCOLS = ("190", "191")
@@ -44,7 +45,7 @@ def uninstall(paths: Paths, *, is_dry_run: bool) -> Iterator[ChangeLine]:
     for entry in entries:
         try:
             undo(entry, kind, layout)
-        except (OSError, CommandFailed) as error:
+        except (OSError, CommandFailed, AgentError) as error:
             yield ChangeLine(change=_change(entry), state="failed", message=str(error))
             return
         yield ChangeLine(change=_change(entry), state="done")

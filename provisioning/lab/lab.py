@@ -102,7 +102,7 @@ class LabHost:
     def exec_argv(self, argv: list[str]) -> list[str]:
         if not self.is_running:
             raise LabError(f"{self.name} is not running")
-        return ["nsenter", "--target", str(self.record.pid), "--all", "--root", "--wd=/", "--", *argv]
+        return ["nsenter", "--target", str(self.record.pid), "--all", "--root", "--", *argv]
 
     def ssh_argv(self, argv: list[str], *, user: str = "root") -> list[str]:
         """`ssh` from the machine with the lab's own key; the host key is checked."""

@@ -40,7 +40,7 @@ found = {}
 for top in ("/etc", "/opt", "/root", "/home", "/usr/local", "/lib/systemd/system", "/var/lib", "/var/log", "/run"):
     for path in pathlib.Path(top).rglob("*"):
         name = str(path)
-        if name.startswith(("/run/init", "/var/lib/dpkg/", "/var/lib/apt/")) or "__pycache__" in name or name.endswith(".log"):
+        if name.startswith(("/run/init", "/run/mount", "/var/lib/dpkg/", "/var/lib/apt/")) or "__pycache__" in name or name.endswith(".log"):
             continue
         if path.is_symlink():
             found[name] = "-> " + os.readlink(path)
@@ -195,7 +195,7 @@ async def test_a_host_is_added_repaired_and_removed_without_a_trace(deployment: 
     assert {condition["type"] for condition in added["conditions"]} >= {"Ready"}
     assert host.exec(["id", "bedplate"]).returncode == 0
 
-    host.exec(["sh", "-c", "rm -rf /opt/bedplate/agent/current; userdel bedplate"])
+    host.exec(["sh", "-c", "rm -rf /opt/bedplate/agent/current; userdel --force bedplate"])
     operation, repaired = await deployment.add(host)
     assert operation["state"] == "succeeded", operation
     assert repaired["id"] == added["id"]
@@ -225,6 +225,88 @@ async def test_an_enrolled_host_survives_a_reboot(deployment: Deployment, host: 
             return False
 
     await eventually(answers)
+
+
+async def incidents(deployment: Deployment, subject: str) -> dict[str, str]:
+    """Open incidents of a subject: code to words."""
+    items = (await deployment.get("/v1/incidents?limit=100"))["items"]
+    return {item["code"]: item["detail"] for item in items if item["subject"] == subject and item["resolved_at"] is None}
+
+
+async def test_every_refusal_says_which_step_failed_and_why(deployment: Deployment, host: LabHost) -> None:
+    """No key there; another host key; nobody listens; then the same host is added after all."""
+    operation, found = await deployment.add(host)
+    assert (operation["state"], operation["error_code"]) == ("failed", "host.login_refused")
+    assert "does not let root in" in operation["error_detail"]
+    assert "host.login_refused" in await incidents(deployment, found["id"])
+
+    await deployment.bootstrap(host)
+    operation, _ = await deployment.add(host, host_key_fingerprint="SHA256:" + "A" * 43)
+    assert (operation["state"], operation["error_code"]) == ("failed", "host.key_mismatch")
+    assert fingerprint(host) in operation["error_detail"]
+    operation, _ = await deployment.preflight(host, host_key_fingerprint="SHA256:" + "A" * 43)
+    assert (operation["state"], operation["error_code"]) == ("failed", "host.key_mismatch")
+
+    host.exec(["sh", "-c", "mv /usr/bin/python3 /usr/bin/python3.away"])
+    operation, _ = await deployment.add(host)
+    assert operation["error_code"] == "host.python_missing"
+    host.exec(["sh", "-c", "mv /usr/bin/python3.away /usr/bin/python3"])
+
+    operation, added = await deployment.add(host)
+    assert operation["state"] == "succeeded", operation
+    assert added["id"] == found["id"]
+    assert await incidents(deployment, found["id"]) == {}
+
+    operation, _ = await deployment.preflight(host, port=1)
+    assert (operation["state"], operation["error_code"]) == ("failed", "host.unreachable")
+    assert "refused" in operation["error_detail"]
+
+
+async def test_a_full_disk_half_way_is_named_and_removed_again(deployment: Deployment, host: LabHost) -> None:
+    await deployment.bootstrap(host)
+    before = snapshot(host)
+    host.exec(["sh", "-c", "mkdir /opt/bedplate && mount -t tmpfs -o size=64k tmpfs /opt/bedplate"])
+    operation, added = await deployment.add(host)
+    assert (operation["state"], operation["error_code"]) == ("failed", "host.disk_full"), operation
+    assert "agent.pyz" in operation["error_detail"]
+    assert added["state"] == "enrolling"
+    assert {change["kind"] for change in added["changes"]} >= {"directory", "user"}
+    assert (await incidents(deployment, added["id"])).keys() == {"host.disk_full"}
+    host.exec(["umount", "/opt/bedplate"])
+    host.exec(["rmdir", "/opt/bedplate"])
+    assert (await deployment.remove("h"))["state"] == "succeeded"
+    assert difference(before, snapshot(host)) == {}
+
+
+async def test_a_machine_that_is_not_fit_is_refused_before_anything_changes(deployment: Deployment, host: LabHost) -> None:
+    await deployment.bootstrap(host)
+    host.exec(["sh", "-c", "echo AllowUsers root >> /etc/ssh/sshd_config"])
+    before = snapshot(host)
+    operation, added = await deployment.add(host)
+    assert (operation["state"], operation["error_code"]) == ("failed", "host.not_fit"), operation
+    assert "AllowUsers" in operation["error_detail"]
+    assert difference(before, snapshot(host)) == {}
+    assert (await deployment.remove(added["name"]))["state"] == "succeeded"
+
+
+async def test_an_uploaded_identity_is_used_once_and_kept_nowhere(
+    deployment: Deployment, host: LabHost, tmp_path: Path
+) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    public, private = (tmp_path / "key.pub").read_text().strip(), (tmp_path / "key").read_text()
+    script = f"useradd -m -p '*' ops; mkdir ~ops/.ssh; echo '{public}' > ~ops/.ssh/authorized_keys; chown -R ops: ~ops/.ssh"
+    host.exec(["sh", "-c", script])
+    operation, _ = await deployment.add(host, user="ops", identity=private)
+    assert operation["error_code"] == "host.not_fit", operation
+    assert "root" in operation["error_detail"]
+    host.authorize(public)
+    operation, added = await deployment.add(host, identity=private)
+    assert operation["state"] == "succeeded", operation
+    row = await deployment.database.pool.fetchrow("SELECT * FROM host WHERE id = $1", added["id"])
+    assert row["identity_sealed"] is None
+    body = deployment.body(host, name="x", host_key_fingerprint=fingerprint(host), identity="no key")
+    answer = await deployment.client.post("/v1/hosts", json=body)
+    assert answer.json()["code"] == "host.identity_invalid"
 
 
 async def eventually(condition: Callable[[], Any], explain: Callable[[], Any] = lambda: "", seconds: float = 30) -> None:

@@ -321,6 +321,7 @@ def merged(known: list, lines: tuple[ChangeLine, ...]) -> list:
 
 def failure_of(line: ChangeLine) -> tuple[str, str]:
     """Code and sentence of a change that could not be made."""
-    is_full = "No space left" in line.message or "Disk quota exceeded" in line.message
+    said = line.message.lower()
+    is_full = "no space left" in said or "quota exceeded" in said
     words = f"{line.change.action} {line.change.kind} {line.change.subject}: {line.message}"
     return ("host.disk_full" if is_full else "host.install_failed"), words

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.models.base import Base
 from controlplane.models.operation import Operation
 from controlplane.models.run import Run
+from controlplane.models.signal import Signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +53,11 @@ async def runs(session: AsyncSession, subject_ids: Collection[str]) -> dict[str,
     query = select(Run).where(Run.subject.in_(subject_ids), Run.finished_at.is_(None))
     fresh = query.order_by(Run.id).execution_options(populate_existing=True)  # a long poll looks again in one session
     return {run.subject: run for run in await session.scalars(fresh)}
+
+
+async def resumed(session: AsyncSession, run_ids: Collection[str]) -> set[str]:
+    """The parked runs that were told to try again, or to end, and have not begun to."""
+    if not run_ids:
+        return set()
+    told = Signal.run_id.in_(run_ids), Signal.kind.in_(("resume", "destroy")), Signal.seen_at.is_(None)
+    return set(await session.scalars(select(Signal.run_id).where(*told)))

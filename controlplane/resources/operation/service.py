@@ -81,16 +81,18 @@ async def settle(session: AsyncSession, operations: Sequence[Operation]) -> dict
     """
     pending = sorted((item for item in operations if item.finished_at is None), key=lambda item: item.subject_kind)
     runs = await queries.runs(session, {item.subject_id for item in pending}) if pending else {}
+    resumed = await queries.resumed(session, [run.id for run in runs.values() if run.parked_at is not None])
+    failed = {subject: run for subject, run in runs.items() if run.parked_at is not None and run.id not in resumed}
     for kind, group in groupby(pending, key=lambda item: item.subject_kind):
         items = list(group)
         observed = await queries.observed(session, kind, {item.subject_id for item in items})
         for item in items:
-            _settle_one(item, observed.get(item.subject_id), runs.get(item.subject_id))
+            _settle_one(item, observed.get(item.subject_id), failed.get(item.subject_id))
     await session.flush()
     return runs
 
 
-def _settle_one(operation: Operation, subject: queries.Observed | None, run: Run | None) -> None:
+def _settle_one(operation: Operation, subject: queries.Observed | None, parked: Run | None) -> None:
     is_end = operation.action.endswith(_ENDS)
     if subject is None:
         _end(operation, "succeeded" if is_end else "superseded")
@@ -98,8 +100,8 @@ def _settle_one(operation: Operation, subject: queries.Observed | None, run: Run
         _end(operation, "succeeded")
     elif not is_end and subject.generation is not None and subject.generation > operation.subject_generation:
         _end(operation, "superseded")
-    elif run is not None and run.parked_at is not None and not (is_end and run.parked_at < operation.created_at):
-        _end(operation, "failed", code=run.parked_code or "internal", detail=run.parked_detail)
+    elif parked is not None and parked.parked_at is not None and not (is_end and parked.parked_at < operation.created_at):
+        _end(operation, "failed", code=parked.parked_code or "internal", detail=parked.parked_detail)
 
 
 def _end(operation: Operation, state: str, *, code: str | None = None, detail: str | None = None) -> None:
