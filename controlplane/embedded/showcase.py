@@ -100,7 +100,7 @@ async def _enrol_one(stage: Stage, host: LabHost, key: str, step: Step) -> None:
     if found["fingerprint"] != (expected := fingerprint(host.host_key)):
         raise StageFailed(f"{host.name} shows the key {found['fingerprint']}, not {expected}: {found['report']}")
     roles = ["gateway"] if host.name == GATEWAY else ["compute"]
-    body = {**place, "name": host.name, "host_key_fingerprint": expected, "roles": roles}
+    body = {**place, "name": host.name, "host_key_fingerprint": expected, "roles": roles, "qemu_on_kvm": True}
     await stage.api.post("/v1/hosts", body)
     await stage.api.until(
         f"/v1/hosts/{host.name}",

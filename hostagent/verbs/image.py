@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from hostagent.lib import files
+from hostagent.lib.paths import Paths
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
@@ -46,6 +47,8 @@ class ImageKind:
             return Running(step="upload", needs=tuple(dict.fromkeys(file.sha256 for file in missing)))
         job.step = "linking"
         await asyncio.to_thread(_assemble, agent.paths.blobs, agent.paths.image_directory(document.id), document)
+        if document.purpose == "artifact":
+            await asyncio.to_thread(_install_programs, agent.paths, document)
         return Succeeded(observed={"state": "present", "path": str(agent.paths.image_directory(document.id))})
 
     async def remove(self, agent: Agent, object_id: str, document: ImageWanted | None) -> None:
@@ -82,6 +85,19 @@ class ImageKind:
             return ()
         names = (entry.name for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         return tuple(sorted(set(names) - _RESERVED))
+
+
+def _install_programs(paths: Paths, document: ImageWanted) -> None:
+    """`/opt/bedplate/<name>/<sha256>/<file>`, executable; old versions stay for the machines that run them."""
+    for file in document.files:
+        target = paths.programs / document.id / file.sha256 / file.name
+        if target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        temporary = target.with_name(f".{target.name}.new")
+        shutil.copyfile(paths.blobs / file.sha256, temporary)
+        temporary.chmod(0o755)
+        temporary.rename(target)
 
 
 KIND = ImageKind()

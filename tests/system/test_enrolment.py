@@ -36,11 +36,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.caps("root", "netns
 
 SNAPSHOT = """
 import hashlib, json, os, pathlib, subprocess
+IGNORED = ("/run/init", "/run/mount", "/var/lib/dpkg/", "/var/lib/apt/")
 found = {}
 for top in ("/etc", "/opt", "/root", "/home", "/usr/local", "/lib/systemd/system", "/var/lib", "/var/log", "/run"):
     for path in pathlib.Path(top).rglob("*"):
         name = str(path)
-        if name.startswith(("/run/init", "/run/mount", "/var/lib/dpkg/", "/var/lib/apt/")) or "__pycache__" in name or name.endswith(".log"):
+        if name.startswith(IGNORED) or "__pycache__" in name or name.endswith(".log"):
             continue
         if path.is_symlink():
             found[name] = "-> " + os.readlink(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.errors import Conflict, InvalidInput, NotFound, Unavailable
 
 
 class HostNotFound(NotFound):
@@ -61,3 +61,38 @@ class IdentityInvalid(InvalidInput):
 
     code = "host.identity_invalid"
     title = "The identity cannot be used"
+
+
+class ArtifactUnknown(NotFound):
+    """The list of artifacts has none of this name that the control plane would ship."""
+
+    code = "host.artifact_unknown"
+    title = "No such artifact"
+
+
+class ArtifactMismatch(InvalidInput):
+    """What arrived is not the file that was meant: another file, or half of it. Send it again."""
+
+    code = "host.artifact_mismatch"
+    title = "The artifact has another digest"
+
+
+class ArtifactWrongArchitecture(InvalidInput):
+    """The file was built for another architecture, or is no program."""
+
+    code = "host.artifact_wrong_architecture"
+    title = "The artifact is for another architecture"
+
+
+class ArtifactTooLarge(InvalidInput):
+    """The file is larger than any artifact may be."""
+
+    code = "host.artifact_too_large"
+    title = "The artifact is too large"
+
+
+class ArtifactUnreachable(Unavailable):
+    """The artifact's source does not answer. Give the file by `--artifact-dir`."""
+
+    code = "host.artifact_unreachable"
+    title = "The artifact cannot be fetched"

@@ -15,7 +15,7 @@ def learn(host: Host, facts: HostFacts, now: datetime) -> None:
     """Writes what was found into the row; the conditions keep their time while they hold."""
     host.facts, host.facts_at = codec.encode(facts), now
     host.agent_version, host.architecture = facts.agent_version, facts.architecture
-    host.machine_drivers = list(facts.machine_drivers)
+    host.machine_drivers = machine_drivers(facts, is_qemu_allowed=bool(host.config.get("qemu_on_kvm")))
     host.allocatable_vcpus = facts.schedulable_cpus
     host.allocatable_memory_bytes = facts.schedulable_memory_bytes
     interface = facts.data_interface or host.data_interface
@@ -26,6 +26,13 @@ def learn(host: Host, facts: HostFacts, now: datetime) -> None:
     for item in fresh:
         item["since"] = since.get((item["type"], item["reason"]), item["since"])  # type: ignore[index,call-overload]
     host.conditions = fresh
+
+
+def machine_drivers(facts: HostFacts, *, is_qemu_allowed: bool) -> list[str]:
+    """What placement may use. Where KVM works, Cloud Hypervisor is meant: QEMU never stands in for it unasked."""
+    if facts.kvm.usable and not is_qemu_allowed:
+        return [name for name in facts.machine_drivers if name != "qemu"]
+    return list(facts.machine_drivers)
 
 
 def data_addresses(facts: HostFacts, interface: str) -> tuple[IPv4Address | None, IPv6Address | None]:

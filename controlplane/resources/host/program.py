@@ -7,15 +7,19 @@ Every failure that a person must mend parks the run with a code and a sentence t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import ClassVar, TypeAlias
 
 from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.core.json import Json
+from controlplane.kernel import epoch
 from controlplane.kernel.memo import Memo
 from controlplane.kernel.program import Outcome, Program, Terminal, done, goto, step, wait
+from controlplane.models.artifact import StoredArtifact
 from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
@@ -24,18 +28,22 @@ from controlplane.remote import enrol
 from controlplane.remote.enrol import AgentFile, EnrolFailed
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.login import Login, LoginRefused, Target, learn_fingerprint, open_login
-from controlplane.remote.refusal import refusals_park
-from controlplane.resources.host import keys
+from controlplane.remote.refusal import carried_out, refusals_park
+from controlplane.resources.host import artifacts, keys
+from controlplane.resources.host.artifacts import ArtifactStore
 from controlplane.resources.host.learned import learn
 from hostagent.protocol import codec
 from hostagent.protocol.enrol import ChangeLine, InstallPlan
+from hostagent.protocol.results import Running
 from hostagent.protocol.verbs import Reboot, Uninstall
+from hostagent.protocol.wanted import FileWanted, Generation, ImageWanted
+from provisioning.artifacts import packages
 from provisioning.host import zipapp
 
 TRIES = 3
 TRIES_OF_AGENT = 10
 LOOK_SECONDS = 300
-PACKAGES: tuple[str, ...] = ()
+ON_HOST = ("cpus", "memory_bytes", "data_interface")
 Logins: TypeAlias = "Callable[[Target], AbstractAsyncContextManager[Login]]"
 
 
@@ -117,9 +125,31 @@ class HostProgram(Program[Host, HostLinks]):
         async with self.tx() as tx:
             host = await tx.session.get_one(Host, self.subject_id)
             learn(host, facts, self.world.clock.now())
+            return tx.goto(self.equip)
+
+    @step(within=timedelta(hours=1))
+    async def equip(self) -> Outcome:
+        """Send the artifacts that the control plane holds for this architecture, then let machines come."""
+        async with self.tx() as tx:
+            wanted = [_wanted(row, await epoch.current(tx.session)) for row in await self._held(tx.session)]
+        store = ArtifactStore(self.world.settings.state_dir)
+        with refusals_park():
+            for artifact in wanted:
+                result = await self.world.hosts.ensure(self.subject_id, artifact)
+                if isinstance(result, Running) and result.needs:
+                    await self.world.hosts.upload(self.subject_id, store.path(result.needs[0]), result.needs[0])
+                if carried_out(result) is None:
+                    return wait(seconds=1)
+            facts = await self.world.hosts.facts(self.subject_id)
+        async with self.tx() as tx:
+            host = await tx.session.get_one(Host, self.subject_id)
+            learn(host, facts, self.world.clock.now())
             host.state, host.identity_sealed = "ready", None
             host.observed_generation = self.subject.generation
             return tx.goto(self.serve)
+
+    async def _held(self, session: AsyncSession) -> list[StoredArtifact]:
+        return list((await artifacts.stored(session, self.subject.architecture)).values())
 
     @step(within=None)
     async def serve(self) -> Outcome:
@@ -219,8 +249,7 @@ class HostProgram(Program[Host, HostLinks]):
         return True
 
     def _plan(self) -> InstallPlan:
-        config = {name: value for name, value in self.subject.config.items() if isinstance(value, str | int)}
-        return InstallPlan(authorized_key=self.subject.ssh_public_key, packages=PACKAGES, config=config)
+        return plan_of(self.subject.ssh_public_key, self.subject.config, self.subject.architecture)
 
     async def _target(self) -> Target:
         host = self.subject
@@ -281,8 +310,7 @@ class HostPreflightProgram(Program[HostPreflight, HostLinks]):
             same = Host.address == row.address, Host.port == row.port
             known = await tx.session.scalar(select(Host.ssh_public_key).where(*same))
             bootstrap = await tx.session.scalar(select(BootstrapKey.public_key))
-        config = {name: value for name, value in row.config.items() if isinstance(value, str | int)}
-        return InstallPlan(authorized_key=known or bootstrap or "", packages=PACKAGES, config=config)
+        return plan_of(known or bootstrap or "", row.config, "")
 
     async def _target(self, fingerprint: str) -> Target:
         row = self.subject
@@ -308,6 +336,20 @@ async def identity(program: HostProgram | HostPreflightProgram, sealed: bytes | 
     if bootstrap is None:
         raise Terminal("host.login_refused", "there is neither an identity nor a bootstrap key")
     return sealer.open(bootstrap, context=keys.BOOTSTRAP_CONTEXT)
+
+
+def _wanted(row: StoredArtifact, now_epoch: int) -> ImageWanted:
+    """One artifact on a host. A newer file raises the generation, which is the time it was stored at."""
+    number = int(row.updated_at.timestamp())
+    file = FileWanted(name=row.file, sha256=row.sha256, size_bytes=row.size_bytes)
+    generation = Generation(epoch=now_epoch, number=number)
+    return ImageWanted(id=row.name, generation=generation, purpose="artifact", files=(file,))
+
+
+def plan_of(public_key: str, config: Mapping[str, Json], architecture: str) -> InstallPlan:
+    """What `install` is told. Until the host was asked, it is taken for the most common architecture."""
+    given = {name: value for name, value in config.items() if name in ON_HOST and isinstance(value, str | int)}
+    return InstallPlan(authorized_key=public_key, packages=packages(architecture or "x86_64"), config=given)
 
 
 def merged(known: list, lines: tuple[ChangeLine, ...]) -> list:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.models.artifact import StoredArtifact
 from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
-from controlplane.resources.host import service
+from controlplane.resources.host import artifacts, service
 from controlplane.resources.host.errors import (
+    ArtifactMismatch,
+    ArtifactTooLarge,
+    ArtifactUnknown,
+    ArtifactWrongArchitecture,
     HostAddressTaken,
     HostIsRemoving,
     HostNameReserved,
@@ -22,6 +27,8 @@ from controlplane.resources.host.errors import (
     IdentityInvalid,
 )
 from controlplane.resources.host.schemas import (
+    ArtifactListing,
+    ArtifactView,
     BootstrapKeyView,
     HostCreate,
     HostView,
@@ -30,11 +37,16 @@ from controlplane.resources.host.schemas import (
     PreflightView,
 )
 from controlplane.resources.operation import service as operations
+from provisioning.artifacts import Artifact
 
 noun = Noun("host", "hosts", in_project=False)
 router = noun.router
 
 PreflightId = Annotated[str, Path(description="The id of the preflight.", examples=["pre_01jd2x4k3fe8v9m2q7t5w0y6za"])]
+ArtifactName = Annotated[str, Path(description="Its name.", examples=["cloud-hypervisor"], max_length=64)]
+Digest = Annotated[
+    str, Query(description="SHA-256 of the bytes, as you know it.", examples=["0" * 64], pattern="^[0-9a-f]{64}$")
+]
 Forget = Annotated[bool, Query(description="Drop a host that is lost for good, without asking it.", examples=[False])]
 
 
@@ -57,6 +69,37 @@ async def preflight(call: Call, body: PreflightCreate) -> HostPreflight:
 async def show_preflight(call: Call, preflight: PreflightId) -> HostPreflight:
     """Show what a preflight has found."""
     return await call.load(HostPreflight, preflight)
+
+
+@noun.route("GET", "/artifacts", "artifact-list", ArtifactListing)
+async def list_artifacts(call: Call) -> ArtifactListing:
+    """List what the control plane ships to hosts, and what of it is still missing."""
+    held = await artifacts.stored(call.session)
+    return ArtifactListing(items=[_artifact(item, held.get(item.name)) for item in artifacts.shipped()])
+
+
+@noun.route(
+    "PUT",
+    "/artifacts/{artifact}",
+    "artifact-upload",
+    ArtifactView,
+    errors=[ArtifactUnknown, ArtifactMismatch, ArtifactWrongArchitecture, ArtifactTooLarge],
+    accepts="application/octet-stream",
+)
+async def upload_artifact(artifact: ArtifactName, sha256: Digest, request: Request, *, call: Call) -> ArtifactView:
+    """Store one artifact: its raw bytes, with the digest that you confirm. Hosts get it when they are added or repaired."""
+    wanted = artifacts.named(artifact)
+    await call.release()
+    store = artifacts.ArtifactStore(call.services.settings.state_dir)
+    size = await store.take(wanted, request.stream(), sha256=sha256)
+    return _artifact(wanted, await artifacts.record(call.session, wanted, sha256=sha256, size_bytes=size))
+
+
+def _artifact(artifact: Artifact, held: StoredArtifact | None) -> ArtifactView:
+    names = ("name", "version", "architecture", "file", "licence", "driver")
+    known = {name: getattr(artifact, name) for name in names}
+    digest, size = (held.sha256, held.size_bytes) if held else (None, None)
+    return ArtifactView(**known, expected_sha256=artifact.sha256, sha256=digest, size_bytes=size)
 
 
 @noun.create(HostView, errors=[HostNameTaken, HostAddressTaken, HostIsRemoving, HostNameReserved, IdentityInvalid])

@@ -66,6 +66,12 @@ class Share(Login):
         default=None, ge=1 << 28, le=1 << 46, description="Memory for machines; null: nearly all.", examples=[274877906944]
     )
 
+    qemu_on_kvm: bool = Field(
+        default=False,
+        description="Let QEMU run machines where KVM works and Cloud Hypervisor is missing; else nothing is placed there.",
+        examples=[False],
+    )
+
 
 class PreflightCreate(Share):
     host_key_fingerprint: Fingerprint | None = Field(
@@ -129,3 +135,19 @@ class BootstrapKeyView(View):
         description="Put this into `authorized_keys` of the user who enrols a host.",
         examples=["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMq bedplate-bootstrap"],
     )
+
+
+class ArtifactView(View):
+    name: str = Field(description="What it is.", examples=["cloud-hypervisor"])
+    version: str = Field(description="The version that this release wants.", examples=["53.0"])
+    architecture: str = Field(description="What it is built for.", examples=["x86_64"])
+    file: str = Field(description="Its name in an artifact directory.", examples=["cloud-hypervisor"])
+    licence: str = Field(description="SPDX expression.", examples=["Apache-2.0"])
+    driver: str = Field(description="The driver that needs it.", examples=["machine/cloud_hypervisor"])
+    expected_sha256: str = Field(description="Known beforehand; empty: confirmed by who gives it.", examples=[""])
+    sha256: str | None = Field(description="Of the file that the control plane holds; null: none.", examples=[None])
+    size_bytes: int | None = Field(description="Its size.", examples=[None])
+
+
+class ArtifactListing(View):
+    items: list[ArtifactView] = Field(description="All that the control plane ships to hosts.", examples=[[]])

@@ -20,7 +20,7 @@ from controlplane.resources.host.schemas import HostCreate, PreflightCreate, Sha
 
 PROGRAM = "host"
 PREFLIGHT_PROGRAM = "host_preflight"
-RESERVED_NAMES = frozenset({"bootstrap-key", "preflight", "preflights"})
+RESERVED_NAMES = frozenset({"artifacts", "bootstrap-key", "preflight", "preflights"})
 
 
 async def bootstrap_key(session: AsyncSession, sealer: Sealer) -> BootstrapKey:
@@ -103,11 +103,12 @@ def _apply(sealer: Sealer, host: Host, body: HostCreate) -> None:
 
 
 def _config(body: Share) -> dict[str, Json]:
-    """The keys of `/etc/bedplate/host.toml` that were given."""
+    """What was given of the share; the program knows what of it belongs on the host."""
     given: dict[str, Json | None] = {
         "cpus": body.cpus,
         "memory_bytes": body.memory_bytes,
         "data_interface": body.data_interface or None,
+        "qemu_on_kvm": body.qemu_on_kvm or None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
