@@ -394,6 +394,23 @@ def upgrade() -> None:
     op.create_index("signal_seen_idx", "signal", ["run_id"], unique=False, postgresql_where=sa.text("seen_at IS NOT NULL"))
     op.create_index("signal_unseen_idx", "signal", ["run_id"], unique=False, postgresql_where=sa.text("seen_at IS NULL"))
     op.create_table(
+        "stored_artifact",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("architecture", sa.Text(), nullable=False),
+        sa.Column("file", sa.Text(), nullable=False),
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("architecture IN ('x86_64', 'aarch64')", name=op.f("stored_artifact_architecture_known")),
+        sa.CheckConstraint("id = name || '-' || architecture", name=op.f("stored_artifact_one_per_architecture")),
+        sa.CheckConstraint("sha256 ~ '^[0-9a-f]{64}$'", name=op.f("stored_artifact_sha256_form")),
+        sa.CheckConstraint("size_bytes > 0", name=op.f("stored_artifact_has_content")),
+        sa.PrimaryKeyConstraint("id", name=op.f("stored_artifact_pkey")),
+    )
+    op.create_table(
         "usage_hour",
         sa.Column("hour", sa.DateTime(timezone=True), nullable=False),
         sa.Column("project_id", sa.Text(), nullable=False),
