@@ -1,4 +1,4 @@
-"""Routes between hosts: every compute host sends the addresses of VMs on other hosts to those hosts' data addresses.
+"""Routes between hosts: compute hosts and gateways send the addresses of VMs on other hosts to those hosts' data addresses.
 
 The one rule: a host's document is made anew from the rows; only a changed one gets a new generation. `routes` plans for
 the fleet, `host_routes` carries out, one run a host.
@@ -28,6 +28,7 @@ from controlplane.remote.refusal import carried_out
 from hostagent.protocol.wanted import Generation, NetworkWanted, RouteWanted
 
 ROUTES = "routes"
+ROUTED_ROLES = ["compute", "gateway"]
 Addressed = tuple[str, IPv4Address, IPv6Address, IPv4Address | None, IPv6Address | None]
 
 
@@ -55,13 +56,13 @@ async def placed_nics(session: AsyncSession) -> Sequence[Addressed]:
 
 
 class RoutesReconciler(Reconciler[str, HostLinks]):
-    """Plans: gives every compute host whose routes changed a new generation, and wakes its run."""
+    """Plans: gives every host with machines or a gateway whose routes changed a new generation, and wakes its run."""
 
     name: ClassVar[str] = "routes"
 
     async def reconcile(self) -> None:
         async with self.tx() as tx:
-            hosts = await tx.session.scalars(select(Host.id).where(Host.state == "ready", Host.roles.contains(["compute"])))
+            hosts = await tx.session.scalars(select(Host.id).where(Host.state == "ready", Host.roles.overlap(ROUTED_ROLES)))
             nics = await placed_nics(tx.session)
             for host_id in sorted(hosts):
                 if await _plan(tx.session, host_id, digest_of(routes_of(host_id, nics))):

@@ -18,7 +18,7 @@ _SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "est
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """`since` and `until` are whole hours; `key` is a name or an id."""
+    """`key` is a name or an id. Sums begin with the whole hour of `since`."""
 
     project_id: str
     since: datetime
@@ -29,6 +29,7 @@ class Asked:
 
 async def sums(session: AsyncSession, asked: Asked, *, is_hourly: bool) -> Sequence[Any]:
     """One row an hour (or one for the whole time), model and key."""
+    since = asked.since.replace(minute=0, second=0, microsecond=0)
     hour: ColumnElement[Any] = UsageHour.hour.expression if is_hourly else null()
     groups = [UsageHour.model, UsageHour.key_id, Key.name] + ([UsageHour.hour] if is_hourly else [])
     query = (
@@ -40,7 +41,7 @@ async def sums(session: AsyncSession, asked: Asked, *, is_hourly: bool) -> Seque
             *(func.sum(getattr(UsageHour, name)).label(name) for name in _SUMS),
         )
         .outerjoin(Key, Key.id == UsageHour.key_id)
-        .where(UsageHour.project_id == asked.project_id, UsageHour.hour >= asked.since, UsageHour.hour < asked.until)
+        .where(UsageHour.project_id == asked.project_id, UsageHour.hour >= since, UsageHour.hour < asked.until)
         .group_by(*groups)
         .order_by(*([UsageHour.hour] if is_hourly else []), UsageHour.model, UsageHour.key_id)
     )

@@ -1,0 +1,97 @@
+"""`bedplate endpoint`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli import spec
+from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting
+from controlplane.cli.output import Format
+from controlplane.cli.size import parse_bytes
+
+noun = Noun(
+    "endpoint",
+    "endpoints",
+    columns={
+        "NAME": "name",
+        "STATUS": "status",
+        "MODEL": "model",
+        "READY": "observed.ready_replicas",
+        "WANTED": "wanted.replicas",
+        "ISOLATION": "observed.isolation",
+        "AGE": "created_at",
+    },
+    wide={"ID": "id", "ROUTES": "routes", "CPUS": "wanted.vcpus", "MEMORY": "wanted.memory_bytes", "LABELS": "labels"},
+    help="Replicas of a model behind the gateway.",
+)
+app = noun.app
+noun.add_list()
+noun.add_show()
+noun.add_delete()
+
+
+@app.command()
+def create(
+    name: Annotated[str | None, typer.Argument(help="A DNS label.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model of the catalogue.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=0, help="How many replicas serve it; default 1.")] = None,
+    isolation: Annotated[str | None, typer.Option(help="vm, container or auto (default).")] = None,
+    vcpus: Annotated[int | None, typer.Option("--vcpus", "--cpus", min=1, help="Cores of a replica.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a replica, like 2G.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Name or id of a network; default: `endpoints`, made when missing.")
+    ] = None,
+    route: Annotated[str | None, typer.Option(help="The model name that applications send; default: the model's.")] = None,
+    no_route: Annotated[bool, typer.Option("--no-route", help="Make no route.")] = False,
+    label: LabelOptions = None,
+    wait_for_capacity: Annotated[bool, typer.Option(help="When no host fits, make it and place it when one does.")] = False,
+    file: File = None,
+    project: InProject = None,
+    output: Output = Format.TABLE,
+    wait: Waiting = True,
+    timeout: Timeout = "30m",
+) -> None:
+    """Serve a model and wait until its replicas answer."""
+    options: dict[str, Any] = {
+        "name": name,
+        "model": model,
+        "replicas": replicas,
+        "isolation": isolation,
+        "vcpus": vcpus,
+        "memory_bytes": parse_bytes(memory, "--memory"),
+        "network": network,
+        "route": route,
+        "has_route": False if no_route else None,
+        "labels": spec.pairs(label),
+        "on_no_capacity": "wait" if wait_for_capacity else None,
+    }
+    noun.create(spec.merged(file, options), project=project, output=output, wait=wait, timeout=timeout)
+
+
+@app.command()
+def scale(
+    endpoint: str,
+    replicas: Annotated[int, typer.Argument(min=0, help="How many replicas shall serve it.")],
+    project: InProject = None,
+    output: Output = Format.TABLE,
+    wait: Waiting = True,
+    timeout: Timeout = "30m",
+) -> None:
+    """Want another number of replicas; those that are too many drain first."""
+    noun.act(endpoint, "scale", {"replicas": replicas}, project=project, output=output, wait=wait, timeout=timeout)
+
+
+@app.command()
+def update(
+    endpoint: str,
+    label: LabelOptions = None,
+    description: Annotated[str | None, typer.Option(help="For people.")] = None,
+    file: File = None,
+    project: InProject = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Change what is given."""
+    options = {"labels": spec.pairs(label), "description": description}
+    noun.act(endpoint, body=spec.merged(file, options), project=project, output=output)
