@@ -22,16 +22,19 @@ _RETRY_SECONDS = 1.0
 _HOUSEKEEPING_SECONDS = 600.0
 
 _IS_PENDING = text("SELECT EXISTS (SELECT FROM event WHERE position IS NULL)")
-_HEAD = text("SELECT coalesce(max(position), 0) FROM event")
+_HEAD = text("SELECT position FROM event_head")
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(:key)").bindparams(key=_LOCK)
 _PUBLISH = text(
     """
-    UPDATE event SET position = numbered.position
-    FROM (
-        SELECT id, nextval('event_position_seq') AS position
-        FROM (SELECT id FROM event WHERE position IS NULL ORDER BY sequence LIMIT 1000) AS oldest
-    ) AS numbered
-    WHERE event.id = numbered.id
+    WITH oldest AS (
+        SELECT id, row_number() OVER (ORDER BY sequence) AS place
+        FROM (SELECT id, sequence FROM event WHERE position IS NULL ORDER BY sequence LIMIT 1000) AS unpublished
+    ), head AS (
+        INSERT INTO event_head (id, position) SELECT 1, count(*) FROM oldest
+        ON CONFLICT (id) DO UPDATE SET position = event_head.position + excluded.position
+        RETURNING position - (SELECT count(*) FROM oldest) AS before
+    )
+    UPDATE event SET position = head.before + oldest.place FROM oldest, head WHERE event.id = oldest.id
     """
 )
 _CLEAN = (

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Sequence, UniqueConstraint, func
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, UniqueConstraint, func
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.core.json import Json
 from controlplane.models.base import Base
-
-POSITIONS = Sequence("event_position_seq", metadata=Base.metadata)
 
 
 class Event(Base):
@@ -33,3 +31,13 @@ class Event(Base):
     subject_kind: Mapped[str]
     subject_id: Mapped[str]
     body: Mapped[dict[str, Json]]
+
+
+class EventHead(Base):
+    """The highest position given, in one row; it only grows, also when old events are removed."""
+
+    __tablename__ = "event_head"
+    __table_args__ = (CheckConstraint("id = 1", name="is_one"), CheckConstraint("position >= 0", name="position_counts"))
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=1)
+    position: Mapped[int] = mapped_column(default=0, server_default="0")

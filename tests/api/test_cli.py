@@ -262,9 +262,10 @@ def test_no_token_over_plain_http(bedplate, home, monkeypatch):
     assert "plain text" in ran.err
 
 
-def test_unreachable_says_what_to_do(bedplate, home, monkeypatch):
+@pytest.mark.parametrize("arguments", [("project", "list"), ("event", "tail")])
+def test_unreachable_says_what_to_do(bedplate, home, monkeypatch, arguments):
     monkeypatch.setenv("BEDPLATE_URL", "http://127.0.0.1:1")
-    ran = bedplate("project", "list")
+    ran = bedplate(*arguments)
     assert ran.code == 1
     assert "cannot reach http://127.0.0.1:1" in ran.err
     assert "bedplate up" in ran.err

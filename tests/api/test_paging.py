@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
+
+from controlplane.core.ids import Kind, new_id
+from controlplane.models.project import Project
 
 
 async def names(client, **params):
@@ -21,11 +26,20 @@ async def names(client, **params):
 
 
 @pytest.fixture
-async def many(operator):
-    for number in range(23):
-        label = {"parity": "even" if number % 2 == 0 else "odd"}
-        answer = await operator.post("/v1/projects", json={"name": f"p{number:02}", "labels": label})
-        assert answer.status_code == 201
+async def many(operator, database):
+    """Two projects and 23 more, each with a time of its own."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        Project(
+            id=new_id(Kind.PROJECT),
+            name=f"p{number:02}",
+            labels={"parity": "even" if number % 2 == 0 else "odd"},
+            created_at=start + timedelta(seconds=number // 3),
+        )
+        for number in range(23)
+    ]
+    async with database.session() as session:
+        session.add_all(rows)
     return operator
 
 

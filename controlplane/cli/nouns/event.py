@@ -13,7 +13,8 @@ import typer
 from controlplane.cli.output import Format, say
 
 app = typer.Typer(name="event", no_args_is_help=True, help="What happens, as it happens.")
-_PAUSE_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 15.0
 
 
 @app.command()
@@ -37,16 +38,19 @@ def tail(
 
 
 def follow(after: int | None, **query: Any) -> Iterator[dict[str, Any]]:
-    """Events for ever."""
+    """Events for ever. Raises CommandFailed when the first connection fails; later ones are made again and again."""
     import httpx2
 
     from controlplane.cli.client import Client
 
     client, position = Client(), after
+    client.get("/v1/tokens/current")
+    pause = 0.0
     while True:
         headers = {} if position is None else {"last-event-id": str(position)}
         try:
             with client.stream("/v1/events", headers=headers, **query) as answer:
+                pause = 0.0
                 for name, data in messages(answer.iter_lines()):
                     if name == "events.reset":
                         say("some events are too old to be kept: look at everything anew")
@@ -55,8 +59,10 @@ def follow(after: int | None, **query: Any) -> Iterator[dict[str, Any]]:
                         position = data["position"]
                         yield data
         except httpx2.TransportError as error:
-            print(f"the stream was cut ({error}); going on", file=sys.stderr)
-        time.sleep(_PAUSE_SECONDS)
+            if pause == 0.0:
+                print(f"the stream was cut ({error}); waiting for the API", file=sys.stderr)
+        pause = min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        time.sleep(pause)
 
 
 def messages(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from controlplane.models.event import Event
+from controlplane.models.event import Event, EventHead
 
 BATCH = 500
 
@@ -36,7 +36,7 @@ async def after(session: AsyncSession, position: int, wanted: Wanted) -> Sequenc
 
 async def head(session: AsyncSession) -> int:
     """The position of the newest event; 0 when there is none."""
-    return await session.scalar(select(func.coalesce(func.max(Event.position), 0))) or 0
+    return await session.scalar(select(EventHead.position)) or 0
 
 
 async def tail(session: AsyncSession) -> int:
