@@ -22,11 +22,17 @@ async def test_named_checks_are_in_the_migrations_too(empty_database_url: str, d
         SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
         WHERE connamespace = 'public'::regnamespace AND conrelid <> 'alembic_version'::regclass ORDER BY 1, 2"""
     indexes = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' AND tablename <> 'alembic_version' ORDER BY 1"
+    columns = """
+        SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity, identity_generation
+        FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> 'alembic_version' ORDER BY 1, 2"""
+    sequences = "SELECT sequencename, data_type::text FROM pg_sequences WHERE schemaname = 'public' ORDER BY 1"
     migrated, made = await asyncpg.connect(empty_database_url), await asyncpg.connect(database_url)
     try:
         made_query = query.replace("'alembic_version'::regclass", "0")
         assert await migrated.fetch(query) == await made.fetch(made_query)
         assert await migrated.fetch(indexes) == await made.fetch(indexes)
+        assert await migrated.fetch(columns) == await made.fetch(columns)
+        assert await migrated.fetch(sequences) == await made.fetch(sequences)
     finally:
         await migrated.close()
         await made.close()
