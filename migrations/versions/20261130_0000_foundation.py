@@ -91,6 +91,14 @@ def upgrade() -> None:
     op.create_index("event_project_id_position_idx", "event", ["project_id", "position"], unique=False)
     op.create_index("event_unpublished_idx", "event", ["sequence"], unique=False, postgresql_where="position IS NULL")
     op.create_table(
+        "event_head",
+        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("position", sa.BigInteger(), server_default="0", nullable=False),
+        sa.CheckConstraint("id = 1", name=op.f("event_head_is_one")),
+        sa.CheckConstraint("position >= 0", name=op.f("event_head_position_counts")),
+        sa.PrimaryKeyConstraint("id", name=op.f("event_head_pkey")),
+    )
+    op.create_table(
         "gateway_version",
         sa.Column("topic", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
