@@ -16,13 +16,14 @@ from hostagent.lib.paths import Paths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """`machines` and `storages` by `traits.name`."""
+    """`machines` and `storages` by `traits.name`. `unlimited`: what cannot be limited here (`qemu:memory`)."""
 
     supervisor: SupervisorDriver
     machines: dict[str, MachineDriver]
     storages: dict[str, StorageDriver]
     links: LinkDriver
     routes: RouteDriver
+    unlimited: tuple[str, ...] = ()
 
 
 def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
@@ -85,10 +86,21 @@ def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
         kvm_groups = (Path("/dev/kvm").stat().st_gid,) if Path("/dev/kvm").exists() else ()
         machines.append(QemuMachine(below, paths, tsc_khz=tsc_khz(), kvm_groups=kvm_groups))
     if os.access("/usr/sbin/runc", os.X_OK):
-        from hostagent.drivers.machine.container import ContainerMachine
+        from hostagent.drivers.machine.container import LIMITS, ContainerMachine
 
-        machines.append(ContainerMachine(below, paths, has_cgroups=bool(writable_hierarchies())))
+        machines.append(ContainerMachine(below, paths, limits=LIMITS & frozenset(writable_hierarchies())))
     return machines
+
+
+def _unlimited(machines: dict[str, MachineDriver], below: SupervisorDriver) -> tuple[str, ...]:
+    """A VM is limited by its unit, a container by runc."""
+    from hostagent.drivers.supervisor.cgroup import writable_hierarchies
+
+    wanted = {
+        "qemu": {"cpu", "memory"} - below.traits.limits,
+        "container": {"cpu", "memory", "pids"} - set(writable_hierarchies()),
+    }
+    return tuple(f"{name}:{limit}" for name in machines for limit in sorted(wanted.get(name, ())))
 
 
 def _storages(paths: Paths, below: SupervisorDriver) -> dict[str, StorageDriver]:

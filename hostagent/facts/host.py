@@ -51,6 +51,7 @@ class Learner:
         cpus = _read(hardware.cpus, (), conditions)
         is_vm = _read(system.is_virtual_machine, False, conditions)
         conditions += _conditions(self._config, memory, interfaces, is_vm=is_vm)
+        conditions += [f"not_limited:{what}" for what in (self._drivers.unlimited if self._drivers else ())]
         return HostFacts(
             hostname=platform.node(),
             architecture=platform.machine(),

@@ -75,7 +75,8 @@ class ProgramFact:
 class HostFacts:
     """`schedulable_*`: what may be given to machines (the declared share, else nearly all). `conditions`: stable words,
     some with a subject after a colon (`foreign_forward_policy:ufw`, `no_swap`, `host_is_virtual_machine`,
-    `several_global_ipv6_prefixes`, `data_interface_missing:eth1`, `config_not_understood:cpuz`, `unreadable:disks:…`).
+    `several_global_ipv6_prefixes`, `not_limited:qemu:memory`, `data_interface_missing:eth1`, `config_not_understood:cpuz`,
+    `unreadable:disks:…`).
     `clock_unix_ms`: the host's wall clock, for whoever compares it with his own. `at_rest`: under what secrets rest.
     """
 

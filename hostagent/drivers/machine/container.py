@@ -29,6 +29,7 @@ from hostagent.protocol.errors import AgentError
 
 RUNC = "/usr/sbin/runc"
 PREFIX = "container-"
+LIMITS = frozenset({"cpu", "memory", "pids"})
 STOP_SECONDS = 10.0
 DELETE_SECONDS = 30.0
 LINKS_GONE_SECONDS = 5.0
@@ -36,7 +37,9 @@ LOG_TAIL_BYTES = 500
 
 
 class ContainerMachine:
-    """`python` and `code`: the interpreter, and the agent's archive or tree, that run the starter."""
+    """`limits`: the controllers that can be used here. `python`, `code`: what runs the starter: an interpreter, and the
+    agent's archive or tree.
+    """
 
     traits = MachineTraits(
         name="container",
@@ -52,13 +55,13 @@ class ContainerMachine:
         supervisor: SupervisorDriver,
         paths: Paths,
         *,
-        has_cgroups: bool = True,
+        limits: frozenset[str] = LIMITS,
         python: str = sys.executable,
         code: Path = Path(hostagent.__file__).parents[1],
     ) -> None:
         self.supervisor = supervisor
         self.paths = paths
-        self.has_cgroups = has_cgroups
+        self.limits = limits
         self.python = python
         self.code = code
         self._changing = KeyedLocks()
@@ -67,8 +70,10 @@ class ContainerMachine:
         """The tree's name depends on the archive, so the starter's own file is written by `apply`."""
         directory = plan.run_directory
         config = bundle_config(plan, directory / "root")
-        if not self.has_cgroups:
-            del config["linux"]["resources"], config["linux"]["cgroupsPath"]
+        resources = config["linux"]["resources"]
+        config["linux"]["resources"] = {name: value for name, value in resources.items() if name in self.limits}
+        if not self.limits:
+            del config["linux"]["cgroupsPath"]
         files = [RenderedFile(path=directory / "config.json", content=json.dumps(config).encode(), is_secret=True)]
         files += [RenderedFile(path=directory / name, content=text.encode()) for name, text in host_file_texts(plan).items()]
         files += [
@@ -175,7 +180,7 @@ class ContainerMachine:
     def _runc(self) -> list[str]:
         """Without cgroups runc is told to go on without them."""
         words = [RUNC, "--root", str(self.paths.run / "runc")]
-        return words if self.has_cgroups else [*words, "--rootless", "true"]
+        return words if self.limits else [*words, "--rootless", "true"]
 
 
 def _ended(vm_id: str, unit: UnitObserved, log_path: Path) -> MachineObserved:
