@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
 Json = dict[str, Any]
+_CHAT_SECONDS = 120.0
+_NOT_YET = (401, 404, 503)  # the gateway hears of a new key, route or replica within a second or two
 
 
 class ApiFailed(RuntimeError):
@@ -60,6 +64,51 @@ class Api:
             if time.monotonic() > deadline:
                 raise ApiFailed(f"{path} is not there after {seconds:.0f} s: {_state(seen)}")
             await asyncio.sleep(0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    text: str
+    tokens: int
+    first_token_seconds: float
+
+
+async def chat(url: str, key: str, body: Json, *, tell: Callable[[str], None]) -> Answer:
+    """One streamed chat completion; `tell` gets the text as it grows. Raises ApiFailed; a route made just now gets time."""
+    deadline = time.monotonic() + _CHAT_SECONDS
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(_CHAT_SECONDS), trust_env=False) as client:
+        while True:
+            began = time.monotonic()
+            try:
+                async with client.stream("POST", url, json=body, headers={"authorization": f"Bearer {key}"}) as response:
+                    if response.status_code == 200:
+                        return await _read_answer(response, began, tell)
+                    refused = f"{response.status_code} {(await response.aread()).decode(errors='replace')[:500]}"
+            except httpx2.HTTPError as error:
+                raise ApiFailed(f"{url}: {type(error).__name__}: {error}") from error
+            if response.status_code not in _NOT_YET or time.monotonic() > deadline:
+                raise ApiFailed(f"{url}: {refused}")
+            await asyncio.sleep(0.25)
+
+
+async def _read_answer(response: httpx2.Response, began: float, tell: Callable[[str], None]) -> Answer:
+    """Server-sent events of the OpenAI form, to the end."""
+    text, tokens, first = "", 0, 0.0
+    async for line in response.aiter_lines():
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            raise ApiFailed(f"the answer broke off: {event['error']}")
+        for choice in event.get("choices", []):
+            if part := choice.get("delta", {}).get("content"):
+                first = first or time.monotonic() - began
+                text += part
+                tell(text)
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    if not text:
+        raise ApiFailed("the model answered nothing")
+    return Answer(text=text.strip(), tokens=tokens, first_token_seconds=first)
 
 
 def _problem(response: httpx2.Response) -> str:

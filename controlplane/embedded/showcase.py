@@ -17,7 +17,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
-from controlplane.embedded.client import ApiFailed, Json
+from controlplane.embedded.client import ApiFailed, Json, chat
 from controlplane.embedded.services import base_environment, python
 from controlplane.embedded.stage import GATEWAY, HOSTS, Stage, StageFailed
 from controlplane.embedded.timeline import Step
@@ -25,9 +25,13 @@ from provisioning.lab.lab import Lab, LabHost
 
 PROJECT = "demo"
 IMAGE = "debian-12"
+MODEL = "smollm2-135m-instruct"
+QUESTION = "What is the capital of France? Answer in one sentence."
 _IMAGE_SECONDS = 1200
 _ENROL_SECONDS = 180
 _VM_SECONDS = 300
+_MODEL_SECONDS = 900
+_ENDPOINT_SECONDS = 300
 _LOGIN_SECONDS = 180
 _SSH_OPTIONS = (
     "StrictHostKeyChecking=no",  # a VM made a moment ago
@@ -45,11 +49,13 @@ async def run(stage: Stage) -> dict[str, object]:
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
     await enrol(stage, lab)
-    await import_image(stage, directory)
+    await gather(import_image(stage, directory), import_model(stage))
     await make_project(stage)
     vm = await make_vm(stage)
     await log_in(stage, lab, vm)
-    return {"question": None, "answer": None}
+    await make_endpoint(stage)
+    answer = await ask(stage, await make_key(stage))
+    return {"question": QUESTION, "answer": answer}
 
 
 async def _prepare(stage: Stage) -> tuple[Lab, Path]:
@@ -207,6 +213,62 @@ async def log_in(stage: Stage, lab: Lab, vm: Json) -> None:
 
 def _give_key(host: LabHost, key: Path) -> None:
     host.exec(["sh", "-c", "umask 077; cat >/root/demo-key"], stdin=key.read_bytes())
+
+
+async def import_model(stage: Stage) -> None:
+    """Weights and engine, fetched once and kept in the cache."""
+    with stage.timeline.step("Import a model") as step:
+        await stage.api.post(f"/v1/models/{MODEL}/import")
+        model = await stage.api.until(
+            f"/v1/models/{MODEL}", _is_imported, seconds=_MODEL_SECONDS, tell=lambda model: step.note(_words(model))
+        )
+        step.note(f"{model['title']}, {model['size_bytes'] >> 20} MiB, engine {model['engine']}")
+
+
+def _is_imported(model: Json) -> bool:
+    if model["failure"]:
+        raise ApiFailed(f"the model was not imported: {model['failure']}")
+    return model["state"] == "available"
+
+
+async def make_endpoint(stage: Stage) -> None:
+    with stage.timeline.step("Serve the model on an endpoint") as step:
+        path = f"/v1/projects/{PROJECT}/endpoints"
+        await stage.api.post(path, {"name": "chat", "model": MODEL, "replicas": 1})
+        endpoint = await stage.api.until(
+            f"{path}/chat",
+            lambda seen: seen["status"] == "ready",
+            seconds=_ENDPOINT_SECONDS,
+            tell=lambda seen: step.note("; ".join([seen["status"], *(_replica_words(one) for one in seen["replicas"])])),
+        )
+        step.note(", ".join(f"one {one['isolation']} on {one['host']}" for one in endpoint["replicas"]))
+
+
+def _replica_words(replica: Json) -> str:
+    return " ".join(word for word in (replica["state"], replica["step"], replica["reason"]) if word)
+
+
+async def make_key(stage: Stage) -> str:
+    with stage.timeline.step("Make a key for applications") as step:
+        made = await stage.api.post(f"/v1/projects/{PROJECT}/keys", {"name": "demo"})
+        step.note(f"…{made['hint']}")
+        return str(made["secret"])
+
+
+async def ask(stage: Stage, key: str) -> str:
+    """A streamed chat through the gateway, as any OpenAI client does it."""
+    with stage.timeline.step("Ask it a question through the gateway") as step:
+        body: Json = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": QUESTION}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            "max_tokens": 64,
+        }
+        answer = await chat(f"{stage.gateway_url}/v1/chat/completions", key, body, tell=step.note)
+        step.note(f"{answer.tokens} tokens, the first after {answer.first_token_seconds * 1000:.0f} ms")
+        return answer.text
 
 
 async def _run(argv: tuple[str, ...], step: Step, *, seconds: float) -> str:
