@@ -110,7 +110,7 @@ async def _enrol_one(stage: Stage, host: LabHost, key: str, step: Step) -> None:
     await stage.api.post("/v1/hosts", body)
     await stage.api.until(
         f"/v1/hosts/{host.name}",
-        lambda seen: seen["state"] == "ready",
+        lambda seen: seen["state"] == "ready" and seen["link"] == "up",
         seconds=_ENROL_SECONDS,
         tell=lambda seen: step.note(f"{host.name} {seen['state']}{_reasons(seen)}"),
     )

@@ -153,7 +153,7 @@ def test_kill_any_process_and_go_on(up: Up) -> None:
     assert f"pid {up.process.pid if up.process else 0}" in refused.stderr
     assert "in use" in refused.stderr
 
-    for name in ("api", "worker", "beat", "gateway", "valkey", "postgres"):
+    for name in ("api", "worker", "beat", "watch", "gateway", "valkey", "postgres"):
         up.kill(name)
         until(lambda: up.status("/readyz") == 200, f"the API is ready after {name} was killed", 60)
         assert up.call("GET", "/v1/projects/kept")[0] == 200
