@@ -24,6 +24,7 @@ from controlplane.api.openapi import document
 from controlplane.core.clock import Clock, SystemClock
 from controlplane.core.sealing import Sealer
 from controlplane.events.feed import EventFeed
+from controlplane.placement.explain import REJECTIONS
 from controlplane.settings import Settings
 
 
@@ -46,6 +47,7 @@ def create_app(
 ) -> FastAPI:
     """The application; the caller owns `database` and closes it afterwards."""
     registry = CollectorRegistry()
+    registry.register(REJECTIONS)
     feed = EventFeed(database)
     services = Services(settings=settings, database=database, sealer=sealer, clock=clock or SystemClock(), events=feed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import BedplateError, Conflict, InvalidInput
+from controlplane.core.errors import BedplateError, Conflict, InvalidInput, Unavailable
 
 
 class MalformedJson(InvalidInput):
@@ -80,3 +80,17 @@ class ConstraintViolated(Conflict):
 
     code = "conflict.constraint"
     title = "The change contradicts stored data"
+
+
+class StreamUnavailable(Unavailable):
+    """The host, or the watch that speaks to it, does not answer now; try again in a moment."""
+
+    code = "stream.unavailable"
+    title = "The stream cannot be opened now"
+
+
+class StreamRefused(Conflict):
+    """The host has no such stream: the machine does not run, has no console, or nothing listens on the port."""
+
+    code = "stream.refused"
+    title = "The stream was refused"

@@ -44,7 +44,7 @@ from controlplane.models.base import Base
 from controlplane.models.project import Project
 from controlplane.resources.operation import service as operations
 
-__all__ = ["Call", "Noun", "Page", "PageOf", "Ref", "RequestContext", "project_from_path"]
+__all__ = ["Call", "Noun", "Page", "PageOf", "Ref", "RequestContext", "enter_project", "project_from_path"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 Ref = Annotated[str, Path(description="Name or id.", examples=["web-1"], max_length=128)]
@@ -90,7 +90,7 @@ async def _answer(
             is_write=request.method not in {"GET", "HEAD"},
         )
         request.state.call = call
-        await _enter_project(call, is_named=is_named)
+        await enter_project(call, is_named=is_named)
         _check_media_type(request, accepts)
         claim = await _claim(call)
         if claim is not None and claim.answer is not None:
@@ -121,7 +121,7 @@ async def _authenticated(session: AsyncSession, authorization: str | None) -> Ac
         return await authenticate(session, authorization)
 
 
-async def _enter_project(call: RequestContext, *, is_named: bool) -> None:
+async def enter_project(call: RequestContext, *, is_named: bool) -> None:
     """Resolve `{project}` and authorise; a project the actor may not see answers like one that does not exist."""
     ref = call.request.path_params.get("project")
     if ref is None:

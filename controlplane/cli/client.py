@@ -83,6 +83,23 @@ class Client:
             return answer.json()
         raise self.failure(answer, path)
 
+    def socket(self, path: str) -> Any:
+        """A WebSocket (`websockets.sync`) to the API. Raises CommandFailed."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        url = "ws" + self.context.url.removeprefix("http") + path
+        headers = {"authorization": f"Bearer {self.context.token}"} if self.context.token else {}
+        verification = _verification(self.context)
+        ssl = (None if verification is True else verification) if url.startswith("wss") else None
+        try:
+            return connect(url, additional_headers=headers, ssl=ssl, proxy=None, compression=None, max_size=None)
+        except InvalidStatus as error:
+            answer = httpx2.Response(error.response.status_code, content=bytes(error.response.body or b""))
+            raise self.failure(answer, path) from error
+        except (OSError, TimeoutError, WebSocketException) as error:
+            raise self._unreachable(error) from error
+
     def request(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, parameters: Mapping[str, Any] | None = None
     ) -> Any:

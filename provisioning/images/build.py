@@ -21,7 +21,7 @@ from provisioning.images.manifest import MANIFEST, Boot, Manifest, ManifestFile,
 from provisioning.images.recipe import FILES, Recipe
 from provisioning.images.rootfs import shape_tree
 
-ROOT_FILE, KERNEL_FILE, INITRAMFS_FILE = "root.raw", "vmlinux", "initramfs.cpio"
+ROOT_FILE, KERNEL_FILE, INITRAMFS_FILE = "root.qcow2", "vmlinux", "initramfs.cpio"
 MIN_MEMORY_BYTES = 256 << 20
 
 
@@ -98,7 +98,10 @@ def _assemble(recipe: Recipe, work: Path, tree: Path, unpacked: Path, mirror: st
     modules = tree / "usr/lib/modules" / release
     busybox = tree / "usr/bin/busybox"
     make_initramfs(work / INITRAMFS_FILE, init=FILES / "initramfs-init", busybox=busybox, modules=modules)
-    _make_filesystem(work / ROOT_FILE, tree, recipe)
+    raw = work / "root.raw"
+    _make_filesystem(raw, tree, recipe)
+    pack(raw, work / ROOT_FILE)
+    raw.unlink()
     names = (ROOT_FILE, KERNEL_FILE, INITRAMFS_FILE)
     manifest = Manifest(
         name=recipe.name,
@@ -122,6 +125,12 @@ def _make_filesystem(target: Path, tree: Path, recipe: Recipe) -> None:
     with target.open("wb") as stream:
         stream.truncate(recipe.size_bytes)
     run(["mkfs.ext4", "-q", "-F", "-L", "root", "-U", identity, "-m", "1", "-E", options, "-d", str(tree), str(target)])
+
+
+def pack(raw: Path, target: Path) -> None:
+    """As compressed qcow2: a third of the data and none of the holes, because every host gets a copy over SSH."""
+    options = ["-c", "-m", "1", "-f", "raw", "-O", "qcow2", "-o", "compression_type=zstd"]
+    run(["qemu-img", "convert", *options, str(raw), str(target)])
 
 
 def _described(path: Path) -> ManifestFile:

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 FILES = Path(__file__).with_name("rootfs")
 PROGRAMS = {
     "boot": 0o755,

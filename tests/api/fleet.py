@@ -47,6 +47,7 @@ async def add_host(
             facts={},
             facts_at=func.now(),
             ssh_key_sealed=b"sealed",
+            ssh_public_key="ssh-ed25519 AAAA",
             architecture="x86_64",
             machine_drivers=["fake"],
             allocatable_vcpus=cpus,

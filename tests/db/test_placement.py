@@ -41,6 +41,7 @@ def make_host(name: str, **changes: object) -> Host:
         "facts": {},
         "facts_at": func.now(),
         "ssh_key_sealed": b"sealed",
+        "ssh_public_key": "ssh-ed25519 AAAA",
         "architecture": "x86_64",
         "machine_drivers": ["fake"],
         "allocatable_vcpus": 4,

@@ -83,6 +83,7 @@ class Fleet:
             facts={"storage_drivers": ["fake"], "machine_drivers": ["fake"]},
             facts_at=func.now(),
             ssh_key_sealed=b"sealed",
+            ssh_public_key="ssh-ed25519 AAAA",
             architecture="x86_64",
             machine_drivers=["fake"],
             allocatable_vcpus=cpus,

@@ -75,7 +75,7 @@ class Guest:
     def start(self) -> None:
         root = self.directory / "root.qcow2"
         if not root.exists():
-            base = ["-F", "raw", "-b", str(self.image / self.manifest.root_file)]
+            base = ["-F", "qcow2", "-b", str(self.image / self.manifest.root_file)]
             subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, str(root), str(self.disk_bytes)], check=True)
         vhost = self.directory / "root.sock"
         vhost.unlink(missing_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,25 +159,60 @@ def ssh(
     vm: str,
     user: Annotated[str | None, typer.Option("--user", "-l", help="Login user; default: the VM's.")] = None,
     identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Private key.")] = None,
-    jump: Annotated[str | None, typer.Option("--jump", "-J", help="Go through this machine, as `ssh -J` does.")] = None,
-    v6: Annotated[bool, typer.Option("-6", help="Use the IPv6 address.")] = False,
+    direct: Annotated[bool, typer.Option("--direct", help="Connect to the VM's own address.")] = False,
     project: InProject = None,
 ) -> None:
-    """Log in. The VM's address must be reachable from here: from a host of the fleet, or with --jump through one.
-
-    What follows `--` is the command to run.
-    """
+    """Log in, through the control plane and the VM's host. What follows `--` is the command to run."""
     from controlplane.cli.client import Client
 
     client = Client()
     item = client.get(noun.path(client, project, vm))
-    address = item["ipv6"] if v6 else item["ipv4"]
-    if address is None or item["status"] != "running":
+    if item["status"] != "running":
         raise CommandFailed(f"{vm} is {item['status']}", hint=f"bedplate vm start {vm}", exit_code=Exit.CONFLICT)
     program = shutil.which("ssh")
     if program is None:
         raise CommandFailed("there is no ssh program here", hint="apt install openssh-client")
     argv = [program, "-o", f"HostKeyAlias={item['id']}", "-o", "StrictHostKeyChecking=accept-new"]
     argv += ["-i", str(identity)] if identity else []
-    argv += ["-J", jump] if jump else []
-    os.execv(program, [*argv, "-l", user or item["user"], address, *context.args])  # noqa: S606 - constant argv, no shell
+    if not direct:
+        relay = [sys.executable, "-P", "-m", "controlplane.cli.main", "vm", "port", item["id"], "22"]
+        argv += ["-o", "ProxyCommand=" + shlex.join([*relay, "--project", item["project_id"]])]
+    os.execv(program, [*argv, "-l", user or item["user"], item["ipv4"], *context.args])  # noqa: S606 - constant argv, no shell
+
+
+@app.command()
+def port(vm: str, port: Annotated[int, typer.Argument(min=1, max=65535)], project: InProject = None) -> None:
+    """Connect stdin and stdout to a TCP port of a VM, through the control plane and the VM's host."""
+    from controlplane.cli.client import Client
+    from controlplane.cli.terminal import relay
+
+    client = Client()
+    relay(client.socket(noun.path(client, project, vm, f"port/{port}")))
+
+
+@app.command()
+def console(vm: str, project: InProject = None) -> None:
+    """The serial console. Ctrl-] leaves it."""
+    from controlplane.cli.client import Client
+    from controlplane.cli.terminal import relay
+
+    client = Client()
+    relay(client.socket(noun.path(client, project, vm, "console")), is_terminal=True)
+
+
+@app.command()
+def logs(
+    vm: str,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    tail: Annotated[str, typer.Option(help="How much of the end, like 64K.")] = "64K",
+    project: InProject = None,
+) -> None:
+    """What the machine said on its serial console."""
+    from controlplane.cli.client import Client
+
+    client = Client()
+    path = noun.path(client, project, vm, "log")
+    with client.stream(path, headers={}, tail_bytes=parse_bytes(tail, "--tail"), follow=str(follow).lower()) as answer:
+        for chunk in answer.iter_bytes():
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()

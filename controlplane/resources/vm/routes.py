@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query, WebSocket
+from starlette.responses import StreamingResponse
+
+from controlplane.api.errors import StreamRefused, StreamUnavailable
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.api.stream import chunks, empty_ticket, open_stream, relay_socket, ticket_for
 from controlplane.models.vm import Vm
 from controlplane.resources.image.errors import ImageNotAvailable
 from controlplane.resources.network.errors import NetworkFull
@@ -123,3 +130,37 @@ async def delete(call: Call, vm: Ref) -> ShownVm:
     answer = await queries.show(call.session, row)
     await service.remove(call.session, row)
     return answer
+
+
+Tail = Annotated[int, Query(ge=0, le=1 << 24, description="How many of the last bytes to send first.", examples=[65536])]
+Follow = Annotated[bool, Query(description="Go on with what the machine says from now on.", examples=[False])]
+
+
+@noun.route(
+    "GET",
+    "/{vm}/log",
+    "log",
+    None,
+    errors=[VmNotFound, StreamRefused, StreamUnavailable],
+    answers={200: {"description": "What the serial console said.", "content": {"text/plain": {}}}},
+    response_class=StreamingResponse,
+)
+async def log(call: Call, vm: Ref, tail_bytes: Tail = 65_536, follow: Follow = False) -> StreamingResponse:
+    """What the machine said on its serial console, as raw bytes; with `follow` the answer has no end."""
+    row = await call.load(Vm, vm)
+    ticket = ticket_for(call, row, empty_ticket("log", tail_bytes=tail_bytes, follow=follow))
+    await call.release()
+    pipe = await open_stream(call.services, ticket)
+    return StreamingResponse(chunks(pipe), media_type="text/plain; charset=utf-8")
+
+
+@router.websocket("/{vm}/console")
+async def console(websocket: WebSocket, vm: str) -> None:
+    """The serial console: binary messages both ways."""
+    await relay_socket(websocket, vm, "vm.console", empty_ticket("console"))
+
+
+@router.websocket("/{vm}/port/{port}")
+async def port(websocket: WebSocket, vm: str, port: int) -> None:
+    """A TCP connection to a port of the VM, made by its host: binary messages both ways."""
+    await relay_socket(websocket, vm, "vm.connect", empty_ticket("tcp", port=port))

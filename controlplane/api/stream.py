@@ -1,0 +1,159 @@
+"""Streams between clients and hosts: console, log and ports of VMs, relayed by the watch that leases the host.
+
+The one rule: this process speaks to the watch's local socket with a sealed ticket, never to a host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+from fastapi import Request, WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from controlplane.api import problems
+from controlplane.api.call import RequestContext, Services, not_found
+from controlplane.api.errors import StreamRefused, StreamUnavailable
+from controlplane.api.frame import enter_project
+from controlplane.audit import service as audit
+from controlplane.core import json
+from controlplane.core.errors import BedplateError
+from controlplane.core.ids import Kind, new_id
+from controlplane.core.ticket import StreamTicket, issue
+from controlplane.identity.service import authenticate
+from controlplane.models.vm import Vm
+
+PROTOCOL = "bedplate"
+_BEARER = "bearer."
+_CONNECT_SECONDS = 20.0
+_CHUNK_BYTES = 65_536
+_AWAY = frozenset({"host.unreachable"})
+
+Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def open_stream(services: Services, ticket: StreamTicket) -> Pipe:
+    """Bytes of a stream on a host; raises StreamUnavailable (watch or host away) and StreamRefused (the host said no)."""
+    path = services.settings.watch.socket or services.settings.state_dir / "watch.sock"
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(json.dumps({"ticket": issue(services.sealer, services.clock, ticket)}) + b"\n")
+            answer = json.loads(await reader.readline() or b"{}")
+    except (OSError, TimeoutError, ValueError) as error:
+        raise StreamUnavailable("the watch of the host does not answer") from error
+    assert isinstance(answer, dict)
+    if answer.get("ok"):
+        return reader, writer
+    writer.close()
+    code, message = str(answer.get("code")), str(answer.get("message"))
+    if code in _AWAY:
+        raise StreamUnavailable(message)
+    raise StreamRefused(f"{code}: {message}")
+
+
+def ticket_for(call: RequestContext, vm: Vm, ticket: StreamTicket) -> StreamTicket:
+    """`ticket` for this VM on its host; raises StreamRefused while it has none."""
+    if vm.host_id is None:
+        raise StreamRefused(f"{vm.name} is on no host yet")
+    return replace(ticket, user_id=call.actor.id, host_id=vm.host_id, object_id=vm.id)
+
+
+def empty_ticket(kind: str, *, port: int = 0, tail_bytes: int = 0, follow: bool = False) -> StreamTicket:
+    """What is asked for, before it is known of which VM."""
+    assert kind in ("console", "log", "tcp")
+    return StreamTicket(user_id="", host_id="", kind=kind, object_id="", port=port, tail_bytes=tail_bytes, follow=follow)
+
+
+async def chunks(pipe: Pipe) -> AsyncIterator[bytes]:
+    """What the host sends, until its end; closing the iterator closes the stream."""
+    reader, writer = pipe
+    try:
+        while chunk := await reader.read(_CHUNK_BYTES):
+            yield chunk
+    finally:
+        writer.close()
+
+
+async def relay_socket(websocket: WebSocket, vm: str, action: str, wanted: StreamTicket) -> None:
+    """Answer a WebSocket with a stream of a VM: binary messages both ways. Refusals are problem+json, before the upgrade."""
+    services: Services = websocket.app.state.services
+    request_id = new_id(Kind.REQUEST)
+    try:
+        ticket = await _admitted(websocket, request_id, vm, action, wanted)
+        pipe = await open_stream(services, ticket)
+    except BedplateError as error:
+        await websocket.send_denial_response(problems.render(error, request_id))
+        return
+    offered = websocket.headers.get("sec-websocket-protocol", "")
+    await websocket.accept(subprotocol=PROTOCOL if PROTOCOL in offered.replace(" ", "").split(",") else None)
+    await _pump(websocket, pipe)
+
+
+async def _admitted(websocket: WebSocket, request_id: str, vm: str, action: str, wanted: StreamTicket) -> StreamTicket:
+    """Authenticate, authorise, write the audit row; raises what the frame raises for a request."""
+    services: Services = websocket.app.state.services
+    async with services.database.sessionmaker() as session:
+        call = RequestContext(
+            services=services,
+            session=session,
+            request=cast("Request", websocket),
+            request_id=request_id,
+            actor=await authenticate(session, _authorization(websocket)),
+            action=action,
+            is_write=False,
+        )
+        await enter_project(call, is_named=True)
+        row = await call.find(Vm, vm)
+        if row is None:
+            raise not_found(Vm, vm)
+        ticket = ticket_for(call, row, wanted)
+        await audit.record(
+            session,
+            call.actor,
+            action,
+            subject_kind="vm",
+            subject_id=row.id,
+            project_id=row.project_id,
+            request_id=request_id,
+        )
+        await session.commit()
+    return ticket
+
+
+def _authorization(websocket: WebSocket) -> str | None:
+    """The header, or for browsers, which cannot set it, the subprotocol `bearer.<token>`."""
+    for offered in websocket.headers.get("sec-websocket-protocol", "").split(","):
+        if offered.strip().startswith(_BEARER):
+            return f"Bearer {offered.strip().removeprefix(_BEARER)}"
+    return websocket.headers.get("authorization")
+
+
+async def _pump(websocket: WebSocket, pipe: Pipe) -> None:
+    _, writer = pipe
+
+    async def outward() -> None:
+        while True:
+            message = await websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            writer.write(message.get("bytes") or (message.get("text") or "").encode())
+            await writer.drain()
+
+    async def inward() -> None:
+        async for chunk in chunks(pipe):
+            await websocket.send_bytes(chunk)
+
+    tasks = [asyncio.create_task(outward()), asyncio.create_task(inward())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError | WebSocketDisconnect | RuntimeError):
+            raise outcome
+    writer.close()
+    with contextlib.suppress(RuntimeError):
+        await websocket.close()

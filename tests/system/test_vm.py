@@ -1,0 +1,130 @@
+"""Real VMs through the whole product: API, kernel, SSH to lab hosts, agent, QEMU, routes, SSH into the guest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.system.deployment import MIB, VMS, Deployed, Json, deploy, eventually
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.caps("root", "netns", "sshd", "qemu", "qsd", "debootstrap"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def deployed() -> AsyncIterator[Deployed]:
+    async with deploy() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def vm(deployed: Deployed) -> AsyncIterator[Json]:
+    """One that runs and lets us in."""
+    await deployed.create("web")
+    vm = await deployed.until("web", "running")
+    await deployed.login(vm, "true")
+    yield vm
+    await deployed.delete("web")
+
+
+async def test_pinged_over_both_families_logged_in_and_deleted_without_a_trace(deployed: Deployed) -> None:
+    await deployed.create("first", user_data="#!/bin/sh\necho planted > /var/tmp/planted\n")
+    vm = await deployed.until("first", "running")
+    assert (await deployed.login(vm, "hostname; cat /var/tmp/planted")).split() == ["first", "planted"]
+    await deployed.ping(vm)
+    here, other = deployed.host_of(vm), deployed.other(vm)
+    assert deployed.on_host(here, vm)
+    assert deployed.on_host(other, vm), "its routes"
+    await deployed.delete("first")
+    assert deployed.on_host(here, vm) == []
+    await eventually(lambda: deployed.on_host(other, vm) == [], "routes gone from the other host", 90)
+
+
+async def test_stopped_started_restarted_resized(deployed: Deployed, vm: Json) -> None:
+    boot = await deployed.boot_of(vm)
+    await deployed.act("web", "restart")
+    boot = await deployed.another_boot(vm, boot)
+    await deployed.act("web", "stop")
+    await deployed.until("web", "stopped")
+    await deployed.act("web", "resize", {"memory_bytes": 512 * MIB})
+    await deployed.act("web", "start")
+    vm = await deployed.until("web", "running")
+    assert await deployed.another_boot(vm, boot)
+    total = await deployed.login(vm, "awk '/MemTotal/ {print $2}' /proc/meminfo")
+    assert 400 * 1024 < int(total) <= 512 * 1024
+
+
+async def test_a_killed_machine_comes_back_by_the_agent_alone(deployed: Deployed, vm: Json) -> None:
+    boot = await deployed.boot_of(vm)
+    killed = await asyncio.to_thread(deployed.host_of(vm).exec, ["pkill", "-9", "-f", f"qemu-system.*{vm['id']}"])
+    assert killed.returncode == 0
+    await deployed.another_boot(vm, boot)
+    await deployed.until("web", "running")
+
+
+async def test_a_killed_agent_leaves_the_machine_alone_and_finds_it_again(deployed: Deployed, vm: Json) -> None:
+    boot = await deployed.boot_of(vm)
+    await asyncio.to_thread(deployed.host_of(vm).exec, ["pkill", "-9", "-f", "agent.*serve"])
+    assert await deployed.boot_of(vm) == boot
+    await deployed.act("web", "restart")
+    await deployed.another_boot(vm, boot)
+    await deployed.until("web", "running")
+
+
+async def test_a_host_reboot_brings_the_machine_back(deployed: Deployed, vm: Json) -> None:
+    boot = await deployed.boot_of(vm)
+    await asyncio.to_thread(deployed.host_of(vm).reboot)
+    await deployed.another_boot(vm, boot, seconds=240)
+    await deployed.until("web", "running")
+    await deployed.ping(vm)
+
+
+@pytest.mark.parametrize("fault", ["worker", "postgres", "valkey", "flush", "api"])
+async def test_a_vm_is_made_whatever_of_the_control_plane_dies(deployed: Deployed, fault: str) -> None:
+    name = f"chaos-{fault}"
+    await deployed.create(name)
+    await asyncio.sleep(0.2)  # into the middle of its steps
+    if fault == "flush":
+        await deployed.flush_redis()
+    else:
+        await deployed.kill(fault)
+    await _answers(deployed)
+    vm = await deployed.until(name, "running", seconds=240)
+    assert (await deployed.login(vm, "hostname")).strip() == name
+    if fault == "flush":
+        await deployed.flush_redis()
+    else:
+        await deployed.kill(fault)
+    await _answers(deployed)
+    here = deployed.host_of(vm)
+    await deployed.delete(name, seconds=180)
+    assert deployed.on_host(here, vm) == []
+
+
+async def test_log_console_and_login_from_outside_through_the_control_plane(deployed: Deployed, vm: Json) -> None:
+    """`bedplate vm logs|console|ssh` on a machine that has no route to the VM."""
+    log = await deployed.cli("vm", "logs", "web", "--tail", "1M")
+    assert "Linux version" in log
+    answer = await deployed.cli("vm", "ssh", "web", "-i", str(deployed.key), "-o", "UserKnownHostsFile=/dev/null", "hostname")
+    assert answer.split()[-1] == "web"
+    await deployed.console(vm, b"\n", b"login:")
+
+
+async def _answers(deployed: Deployed) -> None:
+    """The API answers again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await deployed.stage.api.get(VMS)
+            except Exception:
+                await asyncio.sleep(0.2)
+            else:
+                return
