@@ -57,6 +57,7 @@ class Documents:
 
     async def load(self) -> None:
         """Read everything; once, at start."""
+        files.drop_partials(self._paths.state)
         for kind in KIND_NAMES:
             files.drop_partials(self._paths.wanted / kind)
             files.drop_partials(self._paths.tombstones / kind)

@@ -72,6 +72,8 @@ class Records:
         return self._uid_base + self.get_or_make(vm_id).uid_slot * UIDS_PER_MACHINE
 
     def _load(self) -> None:
+        for directory in (self._paths.state / "vm").glob("*"):
+            files.drop_partials(directory)
         for path in (self._paths.state / "vm").glob("*/record.json"):
             try:
                 self._records[path.parent.name] = codec.decode(VmRecord, json.loads(path.read_bytes()))

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -152,13 +153,18 @@ async def _python(*arguments: str) -> asyncio.subprocess.Process:
 
 @pytest.fixture
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    """`serve` with fake drivers; parametrise indirectly with "plain" for processes under the plain supervisor."""
-    kind = getattr(request, "param", "fake")
+    """`serve` with fake drivers; parametrise indirectly with "plain" for processes under the plain supervisor, or with
+    "small" for a state directory of 4 MiB.
+    """
+    variant = getattr(request, "param", "fake")
+    kind = "plain" if variant == "plain" else "fake"
     root = Path(tempfile.mkdtemp(prefix="bp-"))
     served = Served(root)
     served.paths.config.mkdir(parents=True)
     served.paths.host_config.write_text(f'drivers = "fake"\nsupervisor = "{kind}"\ncpus = 1\nmemory_bytes = 1073741824\n')
-    (served.paths.state).mkdir(parents=True)
+    served.paths.state.mkdir(parents=True)
+    if variant == "small":
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(served.paths.state)], check=True)
     (served.paths.state / "kvm.json").write_text(
         json.dumps(
             {
@@ -175,6 +181,8 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     finally:
         with contextlib.suppress(ConnectionError):
             await served.stop()
+        if variant == "small":
+            subprocess.run(["umount", str(served.paths.state)], check=True)
         shutil.rmtree(root, ignore_errors=True)
 
 

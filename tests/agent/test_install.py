@@ -96,6 +96,12 @@ def listing(host: LabHost) -> dict[str, str]:
     return {line: "" for line in lines if not line.endswith(("-", ".lock", "/.pwd.lock"))}
 
 
+def resident_bytes(host: LabHost) -> int:
+    """Of the agent with its real drivers and pyroute2 loaded."""
+    script = "for p in $(pgrep -f 'agent.pyz serve'); do grep VmRSS /proc/$p/status; done"
+    return max(int(line.split()[1]) * 1024 for line in host.exec(["sh", "-c", script]).stdout.decode().splitlines())
+
+
 def test_the_whole_life(host: LabHost, key: Path):
     before = listing(host)
     bring(host, key)
@@ -113,6 +119,9 @@ def test_the_whole_life(host: LabHost, key: Path):
 
     eventually(lambda: as_agent_user(host, key, "rpc").returncode == 0)
     assert ask(host, key, "facts.observe", {}).body["agent_version"] == zipapp.build().version
+    routes = {"id": "routes", "generation": {"epoch": 1, "number": 1}, "routes": []}
+    assert ask(host, key, "network.ensure", routes).body["result"]["kind"] == "succeeded", "pyroute2 works from the file"
+    assert resident_bytes(host) < 60 << 20
     refused = as_agent_user(host, key, "id; touch /tmp/canary")
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert host.exec(["test", "-e", "/tmp/canary"], check=False).returncode == 1

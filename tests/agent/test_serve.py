@@ -9,6 +9,7 @@ import json
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -342,3 +343,51 @@ async def purged(client: Client, vm_id: str) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while isinstance((await client.call("vm.purge", Purge(id=vm_id, generation=ONE))).result, Running):
             pass
+
+
+@pytest.mark.parametrize("served", ["plain"], indirect=True)
+async def test_killed_at_any_moment_it_goes_on(served: Served):
+    chance = random.Random(6)
+    names = [f"vm_{number}" for number in range(6)]
+    for name in names:
+        client = await served.client()
+        await client.send("vm.ensure", bare_vm(name))
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        await served.kill()
+        await served.start()
+    client = await served.client()
+    for name in names:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not isinstance((await client.call("vm.ensure", bare_vm(name))).result, Succeeded):
+                pass
+    objects = {item.id: item.state for item in (await client.call("host.observe", Nothing())).objects}
+    assert objects == dict.fromkeys(names, "running")
+    assert not [path for path in served.paths.state.rglob("*") if path.name.endswith(".partial")]
+    for name in names:
+        await purged(client, name)
+    assert (await client.call("host.observe", Nothing())).objects == ()
+
+
+@pytest.mark.caps("root")
+@pytest.mark.parametrize("served", ["small"], indirect=True)
+async def test_a_full_disk_is_said_and_survived(served: Served):
+    client = await served.client()
+    large = image_of(bytes(5 << 20))
+    outcome = await client.call("image.ensure", large)
+    assert (outcome.result.code, outcome.result.retryable) == ("disk.full", True)
+    content = random.Random(7).randbytes(2 << 20)
+    fits = replace(image_of(content), id="img_2")
+    assert isinstance((await client.call("image.ensure", fits)).result, Running)
+    filler = served.paths.state / "filler"
+    with contextlib.suppress(OSError):
+        filler.write_bytes(bytes(3 << 20))
+    result = await upload(served, client, fits, content)
+    assert result is not None
+    assert result["code"] == "disk.full"
+    with pytest.raises(AgentError, match=r"disk\.full"):
+        await client.call("vm.ensure", bare_vm())
+    filler.unlink()
+    result = await upload(served, client, fits, content)
+    assert result is not None
+    assert result["code"] == ""
+    assert isinstance((await client.call("vm.ensure", bare_vm())).result, Succeeded)

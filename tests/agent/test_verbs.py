@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from hostagent.protocol.wanted import (
     VmWanted,
     VolumeWanted,
 )
+from hostagent.serve.keeper import Keeper
+from hostagent.serve.metrics import Metrics
 from tests.fakehost import FakeHost
 
 ONE, TWO, THREE = (Generation(epoch=1, number=number) for number in (1, 2, 3))
@@ -262,3 +265,36 @@ async def test_documents_are_read_again(host: FakeHost, links: FakeLinks, tmp_pa
     assert broken.agent.documents.get("vm", VM) is None
     assert ("vm", VM) in broken.agent.documents.broken
     assert any(line == f"vm {VM} broken" for line in await broken.leftovers())
+
+
+async def test_a_movable_machine_needs_a_grant(host: FakeHost, links: FakeLinks, tmp_path: Path):
+    await running_vm(links, tmp_path)
+    document = replace(vm_wanted(TWO), home="movable", restart_generation=1)
+    result = await links.ensure("h", document)
+    assert isinstance(result, Failed)
+    assert (result.code, result.retryable) == ("vm.no_grant", True)
+    assert await state_of(links) != "running"
+    host.agent.grants.until[VM] = host.agent.monotonic() + 60
+    assert isinstance(await links.ensure("h", document), Succeeded)
+
+
+async def test_a_crashing_machine_is_tried_ever_more_slowly(host: FakeHost, links: FakeLinks, tmp_path: Path):
+    await running_vm(links, tmp_path)
+    now = 1000.0
+    host.agent.monotonic = lambda: now
+    keeper = Keeper(host.agent, Metrics())
+    await keeper.sweep()
+    starts = []
+    for second in range(120):
+        now = 1000.0 + second
+        if (await host.supervisor.observe(f"fakevm-{VM}")).state == "running" and second:
+            starts.append(second)
+        host.supervisor.die(f"fakevm-{VM}")
+        await keeper.look(("vm", VM))
+        job = host.agent.jobs.current(("vm", VM))
+        if job is not None:
+            await host.agent.jobs.wait(job, 5)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps == sorted(gaps)
+    assert 4 <= len(starts) <= 9
+    keeper.close()
