@@ -6,8 +6,10 @@ shown and compared before they are carried out.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import importlib
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -49,9 +51,9 @@ class Route:
 @contextlib.asynccontextmanager
 async def opened() -> AsyncIterator[Netlink]:
     """The network namespace of this process."""
-    from pyroute2 import AsyncIPRoute
-
-    async with AsyncIPRoute() as connection:
+    # Compiling it out of the agent's file takes a second: not in the event loop.
+    pyroute2 = await asyncio.to_thread(importlib.import_module, "pyroute2")
+    async with pyroute2.AsyncIPRoute() as connection:
         yield Netlink(connection)
 
 

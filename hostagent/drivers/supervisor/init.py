@@ -46,6 +46,7 @@ class Init:
         self.units: dict[str, Unit] = {}
         self.boot_id = ""
         self._ended = asyncio.Event()
+        self._reloading = asyncio.Lock()
 
     async def main(self) -> None:
         """Until SIGTERM or SIGINT; then every unit is stopped, newest first."""
@@ -58,7 +59,7 @@ class Init:
         self._adopt()
         server = await asyncio.start_unix_server(self._serve, self._socket_path(), limit=MAX_LINE_BYTES)
         self._socket_path().chmod(0o600)
-        self._autostart()
+        self._autostart(self._unit_files())
         self._reap()
         await self._ended.wait()
         server.close()
@@ -106,8 +107,7 @@ class Init:
                 print(f"bedplate-init: {file}: {error}", file=sys.stderr, flush=True)
         return found
 
-    def _autostart(self) -> None:
-        files = self._unit_files()
+    def _autostart(self, files: dict[str, tuple[dict[str, Any], str]]) -> None:
         for name, (plain, restart) in files.items():
             try:
                 self._apply(plain, restart=restart)
@@ -116,13 +116,17 @@ class Init:
         self.from_files = set(files)
 
     async def _reload(self) -> None:
-        """Stop what lost its file or has another one now, start what is not running."""
-        files = self._unit_files()
-        for name in self.from_files:
-            unit = self.units.get(name)
-            if unit is not None and (name not in files or unit_from_json(files[name][0]) != unit.wanted):
-                await self._remove(name)
-        self._autostart()
+        """Stop what lost its file or has another one now, start what is not running.
+
+        One at a time, and from one reading: a file that goes while units stop is the next reload's work.
+        """
+        async with self._reloading:
+            files = self._unit_files()
+            for name in self.from_files:
+                unit = self.units.get(name)
+                if unit is not None and (name not in files or unit_from_json(files[name][0]) != unit.wanted):
+                    await self._remove(name)
+            self._autostart(files)
 
     def _reap(self) -> None:
         """Collects every child, also those that orphaned processes left to us."""
