@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from controlplane.api.schemas import Problem
 
+_CODE = re.compile(r"`([a-z0-9_.]+)`")
 _DESCRIPTION = """The API of a Bedplate deployment.
 
 Send `Authorization: Bearer <token>`. Every error is an `application/problem+json` with a stable `code`. Every POST takes an
@@ -32,10 +35,29 @@ def document(app: FastAPI) -> dict[str, Any]:
     for path in made["paths"].values():
         for method, operation in path.items():
             _finish(method, operation)
+    _share_answers(made)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     app.openapi_schema = made
     return made
+
+
+def _share_answers(made: dict[str, Any]) -> None:
+    """Error answers that several operations have in common stand once, under `components/responses`."""
+    answers = [
+        (operation["responses"], status, answer)
+        for path in made["paths"].values()
+        for operation in path.values()
+        for status, answer in operation["responses"].items()
+        if status >= "400"
+    ]
+    counts = Counter((status, answer["description"]) for _, status, answer in answers)
+    shared = made["components"].setdefault("responses", {})
+    for responses, status, answer in answers:
+        if counts[status, answer["description"]] > 1:
+            name = "-".join([status, *_CODE.findall(answer["description"])])
+            shared[name] = answer
+            responses[status] = {"$ref": f"#/components/responses/{name}"}
 
 
 def _finish(method: str, operation: dict[str, Any]) -> None:

@@ -44,7 +44,10 @@ def test_every_operation_names_its_action_and_errors(document):
         assert {"401", "403", "404", "422", "500", "503"} <= set(operation["responses"]), where
         for status, answer in operation["responses"].items():
             if status >= "400":
-                assert list(answer["content"]) == ["application/problem+json"], where
+                name = answer.get("$ref", "").rpartition("/")[2]
+                shown = document["components"]["responses"][name] if name else answer
+                assert list(shown["content"]) == ["application/problem+json"], where
+                assert "`" in shown["description"], where
         for parameter in operation["parameters"]:
             assert parameter.get("description"), f"{where}: {parameter['name']}"
             has_example = "example" in parameter or "examples" in parameter or "examples" in parameter["schema"]

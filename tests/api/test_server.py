@@ -182,6 +182,12 @@ async def test_a_renewed_certificate_is_taken_in_without_cutting_a_stream(proces
             names = wrapped.getpeercert()["subjectAltName"]
         return next(value for kind, value in names if kind == "DNS")
 
+    def command(**more: str) -> subprocess.CompletedProcess:
+        settings = {"BEDPLATE_URL": f"https://127.0.0.1:{process.port}", "BEDPLATE_TOKEN": process.token, **more}
+        environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
+        argv = [sys.executable, "-m", "controlplane.cli.main", "token", "current", "-o", "name"]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+
     write("first.test")
     process.start(BEDPLATE_API__TLS__CERTIFICATE=str(chain), BEDPLATE_API__TLS__KEY=str(key))
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
@@ -201,6 +207,11 @@ async def test_a_renewed_certificate_is_taken_in_without_cutting_a_stream(proces
                 await asyncio.sleep(0.2)
             await client.post("/v1/projects", json={"name": "search"})
             assert (await stream.next())["event"] == "project.create"
+    trusting = await asyncio.to_thread(command, BEDPLATE_CA=str(tmp_path / "ca.pem"))
+    assert (trusting.returncode, trusting.stdout.startswith("first-operator")) == (0, True), trusting.stderr
+    wary = await asyncio.to_thread(command)
+    assert wary.returncode == 1
+    assert "BEDPLATE_CA" in wary.stderr
 
 
 @pytest.mark.parametrize(
