@@ -1,0 +1,150 @@
+"""Hosts under trial: every step twice, crashed, robbed, destroyed anywhere; then nothing is left on the host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from controlplane.kernel.harness import Harness, Scenario
+from controlplane.kernel.registry import Registry
+from controlplane.kernel.world import World
+from controlplane.models.host import Host
+from controlplane.models.host_preflight import HostPreflight
+from controlplane.remote.fake import FakeLinks
+from controlplane.remote.link import AgentError
+from controlplane.remote.login import LoginRefused, Ran, Target
+from controlplane.resources.host import service
+from controlplane.resources.host.program import HostPreflightProgram, HostProgram
+from controlplane.resources.host.schemas import HostCreate, PreflightCreate
+from hostagent.protocol import codec
+from hostagent.protocol.enrol import Change, ChangeLine, Check, PreflightReport
+from hostagent.protocol.frames import Answer, Request
+from hostagent.protocol.verbs import Cursor, HostObserved
+from tests.fakehost import fake_facts
+
+FINGERPRINT = "SHA256:" + "A" * 43
+CHANGES = tuple(
+    Change(kind=kind, subject=subject) for kind, subject in (("user", "bedplate"), ("file", "/opt/agent"), ("unit", "a"))
+)
+
+
+@dataclass
+class Server:
+    """A machine as an operator's login and the agent's own link see it. `present` is what enrolment left on it."""
+
+    links: FakeLinks
+    host_id: str = ""
+    present: set[tuple[str, str]] = field(default_factory=set)
+    is_closed: bool = False
+    boot: int = 1
+
+    @asynccontextmanager
+    async def login(self, target: Target) -> AsyncIterator[Server]:
+        if self.is_closed:
+            raise LoginRefused("not with this key")
+        self.host_id = target.host_id
+        yield self
+
+    async def run(self, argv: list[str], stdin: bytes, *, deadline_seconds: float) -> Ran:
+        del argv, deadline_seconds
+        head = json.loads(stdin.split(b"\n", 1)[0])
+        await asyncio.sleep(0)
+        match head["arguments"]:
+            case ["preflight", *_]:
+                checks = (Check(name="root", result="ok", why="runs as root"),)
+                report = PreflightReport(is_fit=True, checks=checks, facts=fake_facts("h", cpus=4, memory_bytes=8 << 30))
+                return Ran(exit_code=0, stdout=json.dumps(codec.encode(report)).encode(), stderr=b"")
+            case ["install", "--dry-run", *_]:
+                return self._lines(CHANGES, "planned")
+            case ["install", *_]:
+                missing = [change for change in CHANGES if (change.kind, change.subject) not in self.present]
+                self.present |= {(change.kind, change.subject) for change in missing}
+                self.links.add(self.host_id, self.answer)
+                self.links.mend(self.host_id)
+                return self._lines(missing, "done")
+            case ["uninstall"]:
+                self.leave()
+                return self._lines((), "done")
+            case other:
+                raise AssertionError(other)
+
+    def _lines(self, changes: Sequence[Change], state: Any) -> Ran:
+        lines = [json.dumps(codec.encode(ChangeLine(change=change, state=state))) for change in changes]
+        return Ran(exit_code=0, stdout="\n".join(lines).encode(), stderr=b"")
+
+    def leave(self) -> None:
+        self.present.clear()
+        self.links.cut(self.host_id)
+
+    async def answer(self, request: Request) -> Answer:
+        boot = f"boot-{self.boot}"
+        match request.verb:
+            case "facts.observe":
+                return Answer(
+                    id=request.id, body=codec.encode(replace(fake_facts("h", cpus=4, memory_bytes=8 << 30), boot_id=boot))
+                )
+            case "host.observe":
+                seen = HostObserved(objects=(), boot_id=boot, agent_version="v", cursor=Cursor())
+                return Answer(id=request.id, body=codec.encode(seen))
+            case "host.reboot":
+                self.boot += request.body["boot_id"] == boot
+                return Answer(id=request.id)
+            case "host.uninstall":
+                self.leave()
+                return Answer(id=request.id)
+            case verb:
+                return Answer(id=request.id, error=AgentError("verb.unknown", verb, retryable=False))
+
+
+@pytest.fixture
+def links() -> FakeLinks:
+    return FakeLinks()
+
+
+@pytest.fixture
+def server(links: FakeLinks, monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server(links)
+    for program in (HostProgram, HostPreflightProgram):
+        monkeypatch.setattr(program, "logins", server.login)
+    return server
+
+
+def body(number: int) -> HostCreate:
+    return HostCreate(name=f"h{number}", address=f"h{number}.test", host_key_fingerprint=FINGERPRINT, location="here")
+
+
+async def test_every_step_of_a_hosts_life_may_be_cut(world: World[Any], links: FakeLinks, server: Server) -> None:
+    async def make(world: World[Any], number: int) -> str:
+        async with world.database.session() as session:
+            host = await service.add(session, world.sealer, body(number))
+            return host.id
+
+    async def leftovers(world: World[Any], subject: str) -> list[str]:
+        async with world.database.session() as session:
+            rows = await session.scalar(select(func.count()).select_from(Host).where(Host.id == subject))
+        return [*map(str, server.present), *(["the row"] if rows else [])]
+
+    scenario = Scenario(registry=Registry([HostProgram]), program="host", make=make, leftovers=leftovers)
+    assert await Harness(replace(world, hosts=links), scenario).run() > 10
+
+
+async def test_every_step_of_a_preflight_may_be_cut(world: World[Any], links: FakeLinks, server: Server) -> None:
+    async def make(world: World[Any], number: int) -> str:
+        async with world.database.session() as session:
+            wanted = PreflightCreate(address=f"h{number}.test", host_key_fingerprint=FINGERPRINT)
+            return (await service.preflight(session, world.sealer, wanted)).id
+
+    async def leftovers(world: World[Any], subject: str) -> list[str]:
+        async with world.database.session() as session:
+            rows = await session.scalar(select(func.count()).select_from(HostPreflight).where(HostPreflight.id == subject))
+        return [*map(str, server.present), *(["the row"] if rows else [])]
+
+    scenario = Scenario(registry=Registry([HostPreflightProgram]), program="host_preflight", make=make, leftovers=leftovers)
+    assert await Harness(replace(world, hosts=links), scenario).run() > 5
