@@ -70,7 +70,8 @@ def _tell(stage: Stage, result: dict[str, object], *, as_json: bool) -> None:
         print(f"\nQuestion: {result['question']}\nAnswer:   {result['answer']}\n", flush=True)
     if result["ok"]:
         print(f"API and console: {stage.api_url}   gateway: {stage.gateway_url}", file=sys.stderr)
-        print(f"Operator token:  {stage.token_file}   remove everything: ./bedplate demo --clean", file=sys.stderr)
+        where = "" if stage.directory == _DEFAULT else f" --state {stage.directory}"
+        print(f"Operator token:  {stage.token_file}   remove everything: ./bedplate demo --clean{where}", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> int:
