@@ -38,6 +38,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "qsd": lambda: shutil.which("qemu-storage-daemon") is not None,
     "runc": lambda: shutil.which("runc", path="/usr/sbin:/usr/bin") is not None,
     "model": lambda: any(shutil.which(name) for name in ("pip3", "pip", "uv")),
+    "systemd": lambda: os.geteuid() == 0 and Path("/run/systemd/system").is_dir(),
     "busybox": lambda: shutil.which("busybox") is not None,
     "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is not None,
 }

@@ -10,18 +10,19 @@ import pytest
 
 from hostagent.drivers.supervisor.fake import FakeSupervisor
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
+from hostagent.drivers.supervisor.systemd import SystemdSupervisor
 from hostagent.lib.wait import until
 from tests.conformance.conftest import Daemon
 
 SLEEP = UnitWanted(name="vm-vm_1", argv=("/bin/sleep", "600"))
 
 
-@pytest.fixture(params=["fake", "plain"])
+@pytest.fixture(params=["fake", "plain", pytest.param("systemd", marks=pytest.mark.caps("systemd"))])
 async def supervisor(request: pytest.FixtureRequest, daemon: Daemon) -> AsyncIterator[SupervisorDriver]:
     if request.param == "fake":
         yield FakeSupervisor()
         return
-    driver = daemon.driver
+    driver = SystemdSupervisor() if request.param == "systemd" else daemon.driver
     yield driver
     for name in await driver.names():
         await driver.remove(name)

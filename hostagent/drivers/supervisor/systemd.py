@@ -6,6 +6,8 @@ until the unit is removed. Source: systemd-run(1), systemd.exec(5), systemd.reso
 
 from __future__ import annotations
 
+import os
+
 from hostagent.drivers.supervisor.protocol import Limit, SupervisorTraits, UnitObserved, UnitRendered, UnitWanted
 from hostagent.lib.process import incarnation_of
 from hostagent.lib.program import run
@@ -37,7 +39,7 @@ class SystemdSupervisor:
         argv += [f"--property={name}={value}" for name, value in _properties(wanted)]
         argv += [f"--setenv={name}={value}" for name, value in wanted.env.items()]
         # systemd expands $ in a unit's words; doubled it stands for itself
-        return UnitRendered(argv=(*argv, "--", *(word.replace("$", "$$") for word in wanted.argv)))
+        return UnitRendered(argv=(*argv, "--", *(word.replace("$", "$$") for word in (*_rights(wanted), *wanted.argv))))
 
     async def observe(self, name: str) -> UnitObserved | None:
         finished = await run("systemctl", "show", f"--property={','.join(PROPERTIES)}", PREFIX + name + SUFFIX)
@@ -49,11 +51,14 @@ class SystemdSupervisor:
             return observed
         if observed is not None:
             await self.remove(wanted.name)
+        if not os.access(wanted.argv[0], os.X_OK):
+            raise AgentError("supervisor.start_failed", f"{wanted.name}: there is no {wanted.argv[0]}", retryable=False)
         finished = await run(*self.render(wanted).argv, deadline_seconds=START_SECONDS, check=False)
         if finished.returncode:
-            words = finished.stderr.decode(errors="replace").strip()
-            is_missing = "No such file" in words
-            raise AgentError("supervisor.start_failed", f"{wanted.name}: {words}", retryable=not is_missing)
+            shown = await run("systemctl", "show", "--property=Result,ExecMainStatus", PREFIX + wanted.name + SUFFIX)
+            await self.remove(wanted.name)
+            words = (finished.stderr + shown.stdout).decode(errors="replace").split()
+            raise AgentError("supervisor.start_failed", f"{wanted.name}: {' '.join(words)}")
         observed = await self.observe(wanted.name)
         if observed is None:
             raise AgentError("supervisor.start_failed", f"{wanted.name} is gone as soon as it was started")
@@ -95,13 +100,18 @@ def observed_from(name: str, shown: str) -> UnitObserved | None:
     )
 
 
+def _rights(wanted: UnitWanted) -> tuple[str, ...]:
+    """Numbers without a name in the user database: systemd refuses them (217/USER), setpriv of util-linux takes them."""
+    if not wanted.uid and not wanted.gid:
+        return ()
+    groups = f"--groups={','.join(str(group) for group in wanted.groups)}" if wanted.groups else "--clear-groups"
+    return ("/usr/bin/setpriv", f"--reuid={wanted.uid}", f"--regid={wanted.gid}", groups, "--inh-caps=-all", "--")
+
+
 def _properties(wanted: UnitWanted) -> list[tuple[str, str]]:
     limits = wanted.limits
     properties = [
         ("RemainAfterExit", "yes"),
-        ("User", str(wanted.uid)),
-        ("Group", str(wanted.gid)),
-        ("SupplementaryGroups", " ".join(str(group) for group in wanted.groups)),
         ("WorkingDirectory", str(wanted.directory)),
         ("StandardInput", "null"),
         ("StandardOutput", f"append:{wanted.log_path}"),
