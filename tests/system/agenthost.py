@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -18,9 +16,9 @@ from hostagent.protocol.frames import Answer, Request
 from hostagent.protocol.results import Failed, Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ANSWER, HostObserved, Nothing, Subject
 from hostagent.protocol.wanted import Generation, ImageWanted, Observed, Purge
+from provisioning.host import zipapp
 from provisioning.lab import LabHost
 
-CODE = "opt/bedplate/agent/test"
 READY_SECONDS = 30.0
 LOOK_SECONDS = 0.1
 
@@ -30,19 +28,13 @@ class AgentHost:
         self.host = host
 
     def install(self) -> None:
-        """The agent's code and its two units; they start with the host, and at once when it runs."""
-        code = self.host.disk / CODE
-        for package in ("hostagent", "pyroute2"):
-            spec = importlib.util.find_spec(package)
-            assert spec is not None
-            assert spec.submodule_search_locations
-            ignore = shutil.ignore_patterns("__pycache__", "*.so")
-            shutil.copytree(spec.submodule_search_locations[0], code / package, ignore=ignore)
+        """The agent's file and its two units; they start with the host, and at once when it runs."""
+        agent = zipapp.build().write(self.host.disk / "opt/bedplate/agent")
+        inside = f"/{agent.relative_to(self.host.disk)}"
         units = self.host.root / "etc/bedplate/units.d"
         units.mkdir(exist_ok=True)
         for name, arguments in (("supervisor", ["supervise"]), ("agent", ["serve", "--interval", "0.5"])):
-            argv = ["/usr/bin/python3", "-m", "hostagent", *arguments]
-            unit = {"name": f"bedplate-{name}", "argv": argv, "env": {"PYTHONPATH": f"/{CODE}"}}
+            unit = {"name": f"bedplate-{name}", "argv": ["/usr/bin/python3", inside, *arguments]}
             (units / f"{name}.json").write_text(json.dumps(unit))
         os.kill(self.host.pid, signal.SIGHUP)
 

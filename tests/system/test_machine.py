@@ -161,7 +161,7 @@ async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
     assert (await host.vm(VM)).detail["pid"] == observed.detail["pid"]
 
     # the agent dies: the machine is left alone and found again
-    in_host(host.host, int(host.host.exec(["pgrep", "-of", "hostagent serve"]).stdout), signal.SIGKILL)
+    in_host(host.host, int(host.host.exec(["pgrep", "-of", "agent.pyz serve"]).stdout), signal.SIGKILL)
     await host.ready()
     assert (await host.vm(VM)).detail["pid"] == observed.detail["pid"]
     assert await logged_in(other.host) == boots[-1]
