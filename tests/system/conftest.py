@@ -6,12 +6,13 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from provisioning.lab import HostSpec, Lab
+from provisioning.lab import HostSpec, Lab, LabHost
+from tests.system.deployment import Deployment, open_deployment
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,20 @@ def fresh_directory() -> Iterator[Path]:
     directory = lab_directory()
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+async def deployment(database_url: str, tmp_path: Path) -> AsyncIterator[Deployment]:
+    """API and worker in this process."""
+    async with open_deployment(database_url, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def host(fresh_directory: Path) -> Iterator[LabHost]:
+    """A host that nobody has enrolled."""
+    with Lab("enrol", fresh_directory, (HostSpec(name="h", cores=1, memory_bytes=3 << 30),)) as made:
+        yield made.host("h")
 
 
 def lab_directory() -> Path:

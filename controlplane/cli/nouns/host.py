@@ -179,7 +179,7 @@ def remove(
     for host in hosts:
         path = noun.path(client, ref=host)
         client.get(path)
-        client.delete(f"{path}?forget=true" if forget else path)
+        client.request("DELETE", path, parameters={"forget": "true" if forget else None})
         if wait:
             wait_for(client, client.operation_id, timeout=timeout)
         say(f"removed {host}" if wait else f"removing {host}")

@@ -198,7 +198,8 @@ class HostProgram(Program[Host, HostLinks]):
             return done()
         if not await self._copies_gone():
             return wait(seconds=10)
-        if not self.subject.is_forgotten and not await self._is_taken_off():
+        was_touched = self.subject.report is not None  # nothing is changed before a preflight was answered
+        if was_touched and not self.subject.is_forgotten and not await self._is_taken_off():
             return wait(seconds=2)
         await self.world.hosts.forget(self.subject_id)
         async with self.tx() as tx:
