@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.lab import HostSpec, Lab, LabHost
-from tests.system.deployment import Deployment, open_deployment
+from tests.system.enrolling import Deployment, open_deployment
 
 
 @pytest.fixture(scope="module")

@@ -1,173 +1,219 @@
-"""API and worker in the test's own process, over a real database and real SSH; and how to see what a host has become."""
+"""A whole deployment for system tests: `bedplate up`, two lab hosts enrolled over SSH, the guest image, a network."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import os
+import re
+import shutil
+import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx2
-from fastapi import FastAPI
+from websockets.asyncio.client import connect
 
-from controlplane.api.app import create_app
-from controlplane.authz.service import Role
-from controlplane.core.clock import SystemClock
-from controlplane.core.sealing import Sealer
-from controlplane.identity.service import new_token
-from controlplane.kernel.database import Database
-from controlplane.kernel.publish import Publisher
-from controlplane.kernel.registry import Registry
-from controlplane.kernel.runner import Runner
-from controlplane.kernel.world import World
-from controlplane.remote.access import RowDirectory
-from controlplane.remote.ssh import SshLinks
-from controlplane.resources.host.program import HostPreflightProgram, HostProgram
-from controlplane.settings import Settings
-from provisioning.lab import LabHost
+from controlplane.embedded import showcase
+from controlplane.embedded.cleaning import processes_of
+from controlplane.embedded.services import base_environment, python
+from controlplane.embedded.stage import HOSTS, Stage
+from controlplane.embedded.timeline import Timeline
+from controlplane.embedded.valkey import Valkey
+from provisioning.lab import Lab, LabHost
 
-SNAPSHOT = """
-import hashlib, json, os, pathlib, subprocess
-IGNORED = ("/run/init", "/run/mount", "/var/lib/dpkg/", "/var/lib/apt/")
-found = {}
-for top in ("/etc", "/opt", "/root", "/home", "/usr/local", "/lib/systemd/system", "/var/lib", "/var/log", "/run"):
-    for path in pathlib.Path(top).rglob("*"):
-        name = str(path)
-        if name.startswith(IGNORED) or "__pycache__" in name or name.endswith(".log"):
-            continue
-        if path.is_symlink():
-            found[name] = "-> " + os.readlink(path)
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest() + oct(path.stat().st_mode)
-        elif path.is_dir():
-            found[name] = "directory " + oct(path.stat().st_mode)
-for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
-    found["sysctl " + name] = pathlib.Path("/proc/sys/" + name.replace(".", "/")).read_text().strip()
-for name, argv in (("nft", ["nft", "list", "ruleset"]), ("packages", ["dpkg-query", "-W"]), ("links", ["ip", "-br", "link"]),
-                   ("routes", ["ip", "route", "show", "table", "all"]), ("processes", ["ps", "-eo", "comm"])):
-    text = subprocess.run(argv, capture_output=True, text=True).stdout
-    lines = {line for line in text.split("\\n") if "proto kernel" not in line}
-    found[name] = sorted(lines - {"ps", "nsenter", "python3", "sshd"})
-print(json.dumps(found))
-"""
-
-
-def snapshot(host: LabHost) -> dict[str, Any]:
-    """All of a host that enrolment could touch."""
-    return json.loads(host.exec(["python3", "-c", SNAPSHOT], timeout=60).stdout)
-
-
-def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: (before.get(name), after.get(name))
-        for name in before.keys() | after.keys()
-        if before.get(name) != after.get(name)
-    }
-
-
-class Nudged(Publisher):
-    """Every nudge goes to the runner of this process."""
-
-    runner: Runner | None = None
-
-    def due(self, run_id: str, shard: int) -> None:
-        del shard
-        if self.runner is not None:
-            self.runner.submit(run_id)
+VMS = f"/v1/projects/{showcase.PROJECT}/vms"
+MIB = 1 << 20
+SSH_OPTIONS = (
+    "StrictHostKeyChecking=no",
+    "UserKnownHostsFile=/dev/null",
+    "BatchMode=yes",
+    "ConnectTimeout=5",
+    "LogLevel=ERROR",
+)
+Json = dict[str, Any]
 
 
 @dataclass
-class Deployment:
-    """API and worker in this process, over a real database."""
+class Deployed:
+    """`login` and `ping` go from the lab host that does not run the VM."""
 
-    client: httpx2.AsyncClient
-    database: Database
-    runner: Runner
-    app: FastAPI
+    stage: Stage
+    lab: Lab
+    key: Path
+    keyed: set[str] = field(default_factory=set)
 
-    async def get(self, path: str) -> Any:
-        answer = await self.client.get(path)
-        answer.raise_for_status()
-        return answer.json()
+    async def create(self, name: str, **changes: Any) -> Json:
+        body = {
+            "name": name,
+            "image": showcase.IMAGE,
+            "network": "default",
+            "vcpus": 1,
+            "memory_bytes": 384 * MIB,
+            "ssh_keys": [self.key.with_suffix(".pub").read_text().strip()],
+        }
+        return await self.stage.api.post(VMS, body | changes)
 
-    async def bootstrap(self, host: LabHost) -> None:
-        """What an operator does on a new host."""
-        host.authorize((await self.get("/v1/hosts/bootstrap-key"))["public_key"])
+    async def act(self, name: str, action: str, body: Json | None = None) -> None:
+        await self.stage.api.post(f"{VMS}/{name}/{action}", body)
 
-    def body(self, host: LabHost, **more: Any) -> dict[str, Any]:
-        return {"address": host.address, "port": host.port, **more}
+    async def until(self, name: str, status: str, seconds: float = 180) -> Json:
+        """Until the VM's status is this; a failed one fails the test at once."""
 
-    async def preflight(self, host: LabHost, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The operation's end, and what was found."""
-        answer = await self.client.post("/v1/hosts/preflight", json=self.body(host, **more))
-        assert answer.status_code == 202, answer.text
-        operation = await self.ended(answer.headers["x-operation-id"])
-        return operation, await self.get(f"/v1/hosts/preflights/{answer.json()['id']}")
+        def is_there(vm: Json) -> bool:
+            assert vm["status"] != "failed" or status == "failed", vm["conditions"]
+            return vm["status"] == status
 
-    async def add(self, host: LabHost, name: str = "", **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        body = self.body(host, name=name or host.name, **{"host_key_fingerprint": fingerprint(host), **more})
-        answer = await self.client.post("/v1/hosts", json=body)
-        assert answer.status_code == 201, answer.text
-        operation = await self.ended(answer.headers["x-operation-id"])
-        return operation, await self.get(f"/v1/hosts/{answer.json()['id']}")
+        return await self.stage.api.until(f"{VMS}/{name}", is_there, seconds=seconds)
 
-    async def remove(self, name: str) -> dict[str, Any]:
-        answer = await self.client.delete(f"/v1/hosts/{name}")
-        assert answer.status_code == 202, answer.text
-        return await self.ended(answer.headers["x-operation-id"])
+    async def delete(self, name: str, seconds: float = 120) -> None:
+        await self.stage.api.call("DELETE", f"{VMS}/{name}", missing_ok=True)
+        deadline = time.monotonic() + seconds
+        while await self.stage.api.call("GET", f"{VMS}/{name}", missing_ok=True):
+            assert time.monotonic() < deadline, f"{name} is still there"
+            await asyncio.sleep(0.3)
 
-    async def ended(self, operation_id: str) -> dict[str, Any]:
-        for _ in range(20):
-            operation = await self.get(f"/v1/operations/{operation_id}?wait=10s")
-            if operation["state"] != "running":
-                return operation
-        raise AssertionError(operation)
+    def host_of(self, vm: Json) -> LabHost:
+        return self.lab.host(vm["observed"]["host"])
 
+    def other(self, vm: Json) -> LabHost:
+        return self.lab.host(next(name for name in HOSTS if name != vm["observed"]["host"]))
 
-def fingerprint(host: LabHost) -> str:
-    done = subprocess.run(["ssh-keygen", "-lf", "-"], input=host.host_key.encode(), capture_output=True, check=True)
-    return done.stdout.split()[1].decode()
+    async def ping(self, vm: Json) -> None:
+        """Over IPv4 and IPv6."""
+        for address in (vm["ipv4"], vm["ipv6"]):
+            argv = ["timeout", "20", "ping", "-c", "2", "-i", "0.3", "-w", "15", address]
+            await asyncio.to_thread(self.other(vm).exec, argv, timeout=30)
 
+    async def login(self, vm: Json, command: str, seconds: float = 120) -> str:
+        """The output of a command run over SSH in the VM, as soon as it lets us in."""
+        host = self.other(vm)
+        if host.name not in self.keyed:
+            write = ["sh", "-c", "umask 077; cat >/root/vm-key"]
+            await asyncio.to_thread(host.exec, write, stdin=self.key.read_bytes())
+            self.keyed.add(host.name)
+        flags = [word for option in SSH_OPTIONS for word in ("-o", option)]
+        place = f"{vm['user']}@{vm['ipv4']}"
+        argv = ["timeout", "40", "ssh", "-F", "none", "-i", "/root/vm-key", *flags, place, command]
+        deadline = time.monotonic() + seconds
+        while True:
+            done = await asyncio.to_thread(host.exec, argv, check=False, timeout=60)
+            if done.returncode == 0:
+                return done.stdout.decode()
+            assert time.monotonic() < deadline, f"no login to {place}: {done.stderr.decode(errors='replace')}"
+            await asyncio.sleep(0.5)
 
-@contextlib.asynccontextmanager
-async def open_deployment(database_url: str, state_dir: Path) -> AsyncIterator[Deployment]:
-    publisher, sealer = Nudged(), Sealer(bytes(32))
-    database = await Database.open(database_url, publisher=publisher)
-    settings = Settings(state_dir=state_dir)
-    async with database.sessionmaker.begin() as session:
-        token = new_token(name="operator", role=Role.OPERATOR)
-        session.add(token.row)
-    app = create_app(settings, database, sealer=sealer)
-    links = SshLinks(RowDirectory(database.pool, sealer))
-    world = World(database=database, hosts=links, clock=SystemClock(), settings=settings, sealer=sealer)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(database.close)
-        stack.push_async_callback(links.close)
-        runner = await stack.enter_async_context(Runner(world=world, registry=Registry([HostProgram, HostPreflightProgram])))
-        publisher.runner = runner
-        client = await stack.enter_async_context(
-            httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(app=app),
-                base_url="http://api.test",
-                headers={"authorization": f"Bearer {token.secret}"},
-                timeout=120,
-            )
+    async def boot_of(self, vm: Json) -> str:
+        return (await self.login(vm, "cat /proc/sys/kernel/random/boot_id")).strip()
+
+    async def another_boot(self, vm: Json, before: str, seconds: float = 180) -> str:
+        deadline = time.monotonic() + seconds
+        while (found := await self.boot_of(vm)) == before:
+            assert time.monotonic() < deadline, "the guest was not booted again"
+            await asyncio.sleep(1)
+        return found
+
+    async def cli(self, *arguments: str) -> str:
+        """What `bedplate …` prints, as the operator."""
+        environment = base_environment() | {
+            "BEDPLATE_URL": self.stage.api_url,
+            "BEDPLATE_TOKEN": self.stage.token_file.read_text().strip(),
+            "BEDPLATE_PROJECT": showcase.PROJECT,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *python("controlplane.cli.main", *arguments),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
-        yield Deployment(client=client, database=database, runner=runner, app=app)
+        try:
+            async with asyncio.timeout(90):
+                output, words = await process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        assert process.returncode == 0, words.decode(errors="replace")
+        return output.decode(errors="replace")
+
+    async def console(self, vm: Json, typed: bytes, expected: bytes) -> None:
+        """Type on the serial console until the answer has `expected` in it."""
+        headers = {"authorization": f"Bearer {self.stage.token_file.read_text().strip()}"}
+        url = f"ws{self.stage.api_url.removeprefix('http')}{VMS}/{vm['name']}/console"
+        seen = b""
+        async with asyncio.timeout(60), connect(url, additional_headers=headers, proxy=None) as socket:
+            while expected not in seen:
+                await socket.send(typed)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(3):
+                        while expected not in seen:
+                            message = await socket.recv()
+                            seen += message if isinstance(message, bytes) else message.encode()
+
+    def pid(self, process: str) -> int:
+        """Of a process of `up`, as its last line of status says."""
+        words = (self.stage.directory / "up.log").read_text()
+        found = re.findall(rf"\b{process}\b[^\n]*\(pid (\d+)\)", words)
+        assert found, f"no pid of {process} in:\n{words[-2000:]}"
+        return int(found[-1])
+
+    async def kill(self, process: str) -> None:
+        """SIGKILL, and wait until the supervisor has started it again."""
+        old = self.pid(process)
+        os.kill(old, signal.SIGKILL)
+        await eventually(lambda: self.pid(process) != old, f"{process} started again", 60)
+
+    async def flush_redis(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(Valkey(directory=self.stage.state_directory / "valkey").socket))
+        writer.write(b"FLUSHALL\r\n")
+        assert await reader.readline() == b"+OK\r\n"
+        writer.close()
+        await writer.wait_closed()
+
+    def on_host(self, host: LabHost, vm: Json) -> list[str]:
+        """What of the VM is left on a host: processes, links, routes, files."""
+        found = host.exec(["sh", "-c", "ps -eo args; ip -o link; ip route; ip -6 route; find /var/lib/bedplate"], timeout=30)
+        needles = {vm["id"], vm["ipv4"], vm["ipv6"], vm["root_volume_id"], *(nic["id"] for nic in vm["nics"])}
+        lines = found.stdout.decode(errors="replace").splitlines()
+        return [line for line in lines if any(needle in line for needle in needles) and "tombstone" not in line]
 
 
-async def eventually(condition: Callable[[], Any], explain: Callable[[], Any] = lambda: "", seconds: float = 30) -> None:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while True:
-        result = condition()
-        if isinstance(result, Awaitable):
-            result = await result
-        if result:
-            return
-        assert loop.time() < end, explain()
-        await asyncio.sleep(0.2)
+async def eventually(is_so: Callable[[], bool], what: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def deploy() -> AsyncIterator[Deployed]:
+    """Everything, on free ports and in a directory of its own; nothing is left afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="bedplate-vmt-"))
+    directory.chmod(0o711)
+    stage = Stage(directory=directory, timeline=Timeline())
+    key = directory / "vm-key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(key)], check=True)
+    try:
+        lab, image = await showcase._prepare(stage)
+        await showcase.enrol(stage, lab)
+        await showcase.import_image(stage, image)
+        await showcase.make_project(stage)
+        yield Deployed(stage=stage, lab=lab, key=key)
+    except BaseException:
+        keep = Path(os.environ.get("KEEP_TEST_LOGS", directory / "nowhere"))
+        if keep.is_dir():
+            shutil.copytree(stage.log_directory, keep / directory.name, dirs_exist_ok=True)
+        raise
+    finally:
+        await stage.close()
+        if stage.lab is not None:
+            await asyncio.to_thread(stage.lab.clean)
+        for pid in processes_of(directory):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)

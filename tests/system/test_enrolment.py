@@ -12,7 +12,7 @@ import pytest
 from controlplane.remote.link import HostUnreachable
 from provisioning.host import zipapp
 from provisioning.lab import LabHost
-from tests.system.deployment import Deployment, difference, eventually, fingerprint, snapshot
+from tests.system.enrolling import Deployment, difference, eventually, fingerprint, snapshot
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.caps("root", "netns", "sshd"), pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ import uvicorn
 
 from controlplane.api import server
 from provisioning.lab import LabHost
-from tests.system.deployment import Deployment, fingerprint
+from tests.system.enrolling import Deployment, fingerprint
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.caps("root", "netns", "sshd"), pytest.mark.timeout(300)]
 
