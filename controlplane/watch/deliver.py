@@ -15,6 +15,7 @@ from controlplane.kernel import service as kernel
 from controlplane.kernel.database import Database
 from controlplane.kernel.incident import open_incident, resolve_incident
 from controlplane.kernel.service import fetch
+from controlplane.placement.wake import wake_waiting
 from controlplane.watch import queries
 from hostagent.protocol.frames import Event
 from hostagent.protocol.verbs import Cursor, HostObserved
@@ -68,6 +69,9 @@ class Delivery:
             await kernel.signal(session, "host", host_id, "link", {"state": state})
             for row in await fetch(session, queries.VMS_OF_HOST, host_id):
                 await kernel.signal(session, "vm", row[0], "link", {"state": state})
+            if state == "up":
+                await kernel.signal(session, "host_routes", host_id, "link")
+                await wake_waiting(session)
 
     async def key_changed(self, host_id: str, detail: str | None) -> None:
         """An incident while the host shows another key than the pinned one; None: it shows the right one."""
@@ -78,10 +82,13 @@ class Delivery:
                 await open_incident(session, "host.key_changed", host_id, detail)
 
     async def _signal(self, session: AsyncSession, host_id: str, kind: str, object_id: str, body: dict[str, Any]) -> None:
-        """Programs are named as their nouns; an image's copy on a host has a run of its own."""
+        """Programs are named as their nouns; an image's copy on a host and a host's routes have runs of their own."""
         if kind == "image":
             for row in await fetch(session, queries.COPIES, host_id, object_id):
                 await kernel.signal(session, "image_copy", row[0], SIGNAL, body)
+            return
+        if kind == "network":
+            await kernel.signal(session, "host_routes", host_id, SIGNAL, body)
             return
         await kernel.signal(session, kind, object_id, SIGNAL, body)
 

@@ -226,3 +226,15 @@ async def test_a_vm_on_a_lost_host_keeps_its_place(fleet: Fleet) -> None:
         assert (vm.host_id, vm.observed_power) == (fake.id, "running")
         fleet.links.mend(fake.id)
         await fleet.until_ready(vm_id, seconds=30)
+
+
+async def test_a_vm_of_a_forgotten_host_can_be_deleted(fleet: Fleet) -> None:
+    fake = await fleet.add_host("a")
+    vm_id = await fleet.create_vm()
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        fleet.links.cut(fake.id)
+        async with fleet.database.session() as session:
+            await session.execute(update(Host).values(state="removing", removing_at=func.now(), is_forgotten=True))
+        await fleet.delete_vm(vm_id)
+        await fleet.until_gone(vm_id)

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.json import Json
 from controlplane.kernel import epoch
+from controlplane.kernel import service as kernel
 from controlplane.kernel.memo import Memo
 from controlplane.kernel.program import Outcome, Program, Terminal, done, goto, step, wait
 from controlplane.models.artifact import StoredArtifact
@@ -24,6 +25,7 @@ from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
 from controlplane.models.image import ImageCopy
+from controlplane.placement.wake import wake_waiting
 from controlplane.remote import enrol
 from controlplane.remote.enrol import AgentFile, EnrolFailed
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
@@ -146,6 +148,9 @@ class HostProgram(Program[Host, HostLinks]):
             learn(host, facts, self.world.clock.now())
             host.state, host.identity_sealed = "ready", None
             host.observed_generation = self.subject.generation
+            await tx.session.flush()
+            await kernel.start(tx.session, "routes", "all")
+            await wake_waiting(tx.session)
             return tx.goto(self.serve)
 
     async def _held(self, session: AsyncSession) -> list[StoredArtifact]:

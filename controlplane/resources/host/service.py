@@ -14,6 +14,7 @@ from controlplane.core.sealing import Sealer
 from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
+from controlplane.placement.wake import wake_waiting
 from controlplane.resources.host import keys, queries
 from controlplane.resources.host.errors import HostIsRemoving, HostNameReserved, HostNameTaken, HostNotEmpty, HostNotReady
 from controlplane.resources.host.schemas import HostCreate, PreflightCreate, Share
@@ -117,8 +118,10 @@ async def drain(session: AsyncSession, host: Host, *, is_cordoned: bool) -> Host
     """Keep new machines away, or let them come again; those that are there stay."""
     if host.state == "removing":
         raise HostIsRemoving(f"host {host.name} is being removed")
-    host.is_cordoned = is_cordoned
     await kernel.signal(session, PROGRAM, host.id, "changed")
+    if not is_cordoned:
+        await wake_waiting(session)
+    host.is_cordoned = is_cordoned
     return host
 
 

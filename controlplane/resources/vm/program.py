@@ -124,7 +124,7 @@ class VmProgram(Program[Vm, HostLinks]):
         if not self.has_subject:
             return done()
         host_id = self.subject.host_id
-        if host_id is not None:
+        if host_id is not None and not await self._is_host_forgotten(host_id):
             generation, volume = await self._last_words()
             with refusals_park():
                 gone = carried_out(await self.world.hosts.purge(host_id, "vm", self.subject_id, generation))
@@ -178,6 +178,11 @@ class VmProgram(Program[Vm, HostLinks]):
         if vm.user_data_sealed is not None:
             user_data = self.world.sealer.open(vm.user_data_sealed, context=service.seal_context(vm.id))
         return vm_document(vm, image, volumes, nics, epoch=number, user_data=user_data.decode())
+
+    async def _is_host_forgotten(self, host_id: str) -> bool:
+        """Whether the operator gave the host up: then nothing is said to it any more."""
+        async with self.tx() as tx:
+            return bool(await tx.session.scalar(select(Host.is_forgotten).where(Host.id == host_id)))
 
     async def _last_words(self) -> tuple[Generation, VolumeWanted | None]:
         """The generations under which the machine and its disk are purged."""
