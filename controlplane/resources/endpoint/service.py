@@ -1,7 +1,4 @@
-"""Changes of endpoints. The one rule: every replica that a request asks for is placed in the request's own transaction.
-
-The row's own columns are set last in each function: the frame raises the generation of a row that is dirty at the end.
-"""
+"""Changes of endpoints. The one rule: every replica that a request asks for is placed in the request's own transaction."""
 
 from __future__ import annotations
 
@@ -88,6 +85,8 @@ async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
     if missing > 0:
         await _grow(session, endpoint, missing, can_wait=False)
     endpoint.replicas = count
+    endpoint.generation += 1
+    await session.flush()
 
 
 async def remove(session: AsyncSession, endpoint: Endpoint) -> None:

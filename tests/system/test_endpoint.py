@@ -1,0 +1,155 @@
+"""A real model on a lab host, through the whole product: API, kernel, SSH, agent, runc, routes, gateway, OpenAI's SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+from controlplane.embedded import showcase
+from tests.system.deployment import Deployed, Json, deploy_inference
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.caps("root", "netns", "sshd", "runc", "model"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+ENDPOINTS = f"/v1/projects/{showcase.PROJECT}/endpoints"
+CHAT = {
+    "model": showcase.MODEL,
+    "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
+    "max_tokens": 24,
+    "temperature": 0,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def deployed() -> AsyncIterator[Deployed]:
+    async with deploy_inference() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(deployed: Deployed) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's SDK with a key of ours, retries off so that every answer is seen."""
+    key = (await deployed.stage.api.post(f"/v1/projects/{showcase.PROJECT}/keys", {"name": "test"}))["secret"]
+    async with openai.AsyncOpenAI(base_url=f"{deployed.stage.gateway_url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def endpoint(deployed: Deployed) -> Json:
+    await deployed.stage.api.post(ENDPOINTS, {"name": "chat", "model": showcase.MODEL})
+    return await until_ready(deployed)
+
+
+async def until_ready(deployed: Deployed, replicas: int = 1, seconds: float = 240) -> Json:
+    def is_ready(seen: Json) -> bool:
+        return seen["status"] == "ready" and seen["observed"]["ready_replicas"] == len(seen["replicas"]) == replicas
+
+    return await deployed.stage.api.until(f"{ENDPOINTS}/chat", is_ready, seconds=seconds)
+
+
+async def answer(client: openai.AsyncOpenAI) -> str:
+    reply = await client.chat.completions.create(**CHAT)
+    return reply.choices[0].message.content or ""
+
+
+async def answers_again(client: openai.AsyncOpenAI, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            assert await answer(client)
+        except openai.APIStatusError as error:
+            assert error.status_code in (502, 503), error
+            assert time.monotonic() < deadline, error
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def test_a_streamed_answer_and_its_account(deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI) -> None:
+    (replica,) = endpoint["replicas"]
+    assert (replica["state"], replica["isolation"]) == ("ready", "container")
+    stream = await client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert "Paris" in text
+    usage = chunks[-1].usage
+    assert usage is not None
+    path = f"/v1/projects/{showcase.PROJECT}/usage"
+    found = await deployed.stage.api.until(f"{path}/records", lambda seen: bool(seen["items"]), seconds=20)
+    (record,) = found["items"]
+    assert (record["prompt_tokens"], record["completion_tokens"]) == (usage.prompt_tokens, usage.completion_tokens)
+    assert (record["outcome"], record["replica_id"], record["is_estimated"]) == ("completed", replica["id"], False)
+    shown = await deployed.cli("usage", "--total")
+    assert showcase.MODEL in shown
+    assert "chat" in await deployed.cli("endpoint", "list")
+
+
+async def test_a_killed_engine_comes_back(deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI) -> None:
+    """The agent restarts it alone; the gateway sends to it again when it serves its model."""
+    host = deployed.lab.host(endpoint["replicas"][0]["host"])
+    await asyncio.to_thread(host.exec, ["pkill", "-9", "-f", "/opt/engine/serve.py"])
+    await answers_again(client)
+    await until_ready(deployed)
+
+
+async def test_a_gateway_killed_in_the_middle_loses_no_account(
+    deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI
+) -> None:
+    del endpoint
+    path = f"/v1/projects/{showcase.PROJECT}/usage/records"
+    before = len((await deployed.stage.api.get(path))["items"])
+    stream = await client.chat.completions.create(**{**CHAT, "max_tokens": 400}, stream=True, extra_body={"ignore_eos": True})
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await asyncio.sleep(1.5)
+    await deployed.kill("gateway")
+    found = await deployed.stage.api.until(path, lambda seen: len(seen["items"]) > before, seconds=60)
+    assert found["items"][0]["outcome"] == "gateway_died"
+    assert found["items"][0]["is_estimated"]
+    assert found["items"][0]["completion_tokens"] > 0
+    with pytest.raises((openai.APIError, OSError, Exception)):
+        _ = [chunk async for chunk in stream]
+    await answers_again(client)
+
+
+async def test_scaled_to_the_other_host_and_back(deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI) -> None:
+    """Two replicas take turns; with one left no request fails."""
+    del endpoint
+    await deployed.cli("endpoint", "scale", "chat", "2", "--timeout", "240s")
+    seen = await until_ready(deployed, replicas=2)
+    ids = {replica["short_id"] for replica in seen["replicas"]}
+    served: set[str] = set()
+    for _ in range(20):
+        raw = await client.chat.completions.with_raw_response.create(**{**CHAT, "max_tokens": 1})
+        served.add(raw.headers["x-served-by"])
+    assert served == ids
+    await deployed.stage.api.post(f"{ENDPOINTS}/chat/scale", {"replicas": 1})
+    for _ in range(20):
+        await client.chat.completions.create(**{**CHAT, "max_tokens": 1})
+        await asyncio.sleep(0.2)
+    await until_ready(deployed, replicas=1)
+
+
+async def test_deleted_without_a_trace(deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI) -> None:
+    del endpoint
+    await deployed.cli("endpoint", "delete", "chat", "--yes", "--timeout", "120s")
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve(showcase.MODEL)
+    for name in ("lab1", "lab2"):
+        found = await asyncio.to_thread(
+            deployed.lab.host(name).exec, ["sh", "-c", "ps -eo args | grep -c '[s]erve.py --model'; ip -o link"], check=False
+        )
+        lines = found.stdout.decode().splitlines()
+        assert lines[0] == "0", lines
+        assert not [line for line in lines[1:] if "vm_" in line]
