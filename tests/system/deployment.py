@@ -11,8 +11,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -190,19 +190,43 @@ async def eventually(is_so: Callable[[], bool], what: str, seconds: float) -> No
         await asyncio.sleep(0.1)
 
 
+async def _with_guests(stage: Stage) -> Lab:
+    lab, image = await showcase._prepare(stage)
+    await showcase.enrol(stage, lab)
+    await showcase.import_image(stage, image)
+    await showcase.make_project(stage)
+    return lab
+
+
+async def _with_model(stage: Stage) -> Lab:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(showcase.start_control_plane(stage))
+        lab = group.create_task(showcase.make_lab(stage))
+    await showcase.enrol(stage, lab.result())
+    await showcase.import_model(stage)
+    await showcase.make_project(stage)
+    return lab.result()
+
+
+def deploy() -> AbstractAsyncContextManager[Deployed]:
+    """Everything that VMs need, on free ports and in a directory of its own; nothing is left afterwards."""
+    return _deployed(_with_guests)
+
+
+def deploy_inference() -> AbstractAsyncContextManager[Deployed]:
+    """The same without a guest image, with a model that was imported."""
+    return _deployed(_with_model)
+
+
 @asynccontextmanager
-async def deploy() -> AsyncIterator[Deployed]:
-    """Everything, on free ports and in a directory of its own; nothing is left afterwards."""
+async def _deployed(prepare: Callable[[Stage], Awaitable[Lab]]) -> AsyncIterator[Deployed]:
     directory = Path(tempfile.mkdtemp(prefix="bedplate-vmt-"))
     directory.chmod(0o711)
     stage = Stage(directory=directory, timeline=Timeline())
     key = directory / "vm-key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(key)], check=True)
     try:
-        lab, image = await showcase._prepare(stage)
-        await showcase.enrol(stage, lab)
-        await showcase.import_image(stage, image)
-        await showcase.make_project(stage)
+        lab = await prepare(stage)
         yield Deployed(stage=stage, lab=lab, key=key)
     except BaseException:
         keep = Path(os.environ.get("KEEP_TEST_LOGS", directory / "nowhere"))
