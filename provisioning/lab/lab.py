@@ -211,6 +211,8 @@ class Lab:
             ssh_port=GATEWAY_SSH_PORT if is_gateway else 22,
         )
         self.record.hosts.append(record)
+        if is_gateway:
+            network.remember_sysctls(self.record)
         self.save()
         host = LabHost(self, record)
         prepare_disk(host.disk, record, data_interface=self.record.link if is_gateway else network.HOST_LINK)
@@ -307,6 +309,7 @@ class Lab:
         for host in self.hosts:
             end_everything(host.record.pid, host.record.start_ticks)
         remove_cgroups(self.record.cgroups)
+        network.restore_sysctls(self.record)
         network.remove_router(self.directory, self.record)
         shutil.rmtree(self.directory, ignore_errors=False)
 

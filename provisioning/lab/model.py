@@ -59,6 +59,7 @@ class LabRecord:
     ipv4: str
     ipv6: str
     cgroups: list[str] = field(default_factory=list)
+    sysctls: dict[str, str] = field(default_factory=dict)
     hosts: list[HostRecord] = field(default_factory=list)
 
     @property

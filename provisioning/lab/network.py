@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from provisioning.lab.model import HostRecord, LabError, LabRecord
 
 POOL = ipaddress.IPv4Network("198.18.0.0/15")  # RFC 2544: for tests, never routed
 ROUTER = "router.netns"
+FORWARDING = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
 HOST_LINK = "eth0"
 COMMAND_SECONDS = 20
 LOCK_NAME = "\0bedplate-lab-addresses"
@@ -125,6 +127,22 @@ def connect_host(directory: Path, record: LabRecord, host: HostRecord, pid: int)
     in_router(directory, ["ip", "link", "delete", port], check=False)
     in_router(directory, ["ip", "link", "add", port, "type", "veth", *peer])
     in_router(directory, ["ip", "link", "set", port, "master", "bridge", "up"])
+
+
+def remember_sysctls(record: LabRecord) -> None:
+    """What a gateway host's enrolment may change in the machine's own namespace, as it is before."""
+    for path in FORWARDING:
+        record.sysctls.setdefault(str(path), path.read_text().strip())
+
+
+def restore_sysctls(record: LabRecord) -> None:
+    """Unless another lab is here, whose gateway may still need them."""
+    others = [link["ifname"] for link in json.loads(run(["ip", "-json", "link"]).stdout)]
+    if any(re.fullmatch(r"bl[0-9a-f]{8}", name) and name != record.link for name in others):
+        return
+    for path, value in record.sysctls.items():
+        if Path(path).read_text().strip() != value:
+            Path(path).write_text(value)
 
 
 def remove_router(directory: Path, record: LabRecord) -> None:
