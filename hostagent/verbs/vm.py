@@ -60,6 +60,7 @@ class VmKind:
         if seen is not None and seen.state == "running":
             if document.restart_generation <= record.restarted:
                 agent.records.put(document.id, dataclasses.replace(record, started=document.generation))
+                await _mend_links(agent, document)
                 return _running(agent, seen)
             job.step = "restart"
             await driver.apply(_stopped(await plan_of(agent, document, job)))
@@ -113,6 +114,8 @@ class VmKind:
             agent.watch(("vm", object_id), seen.incarnation)
         state = seen.state if seen else "absent"
         detail = _detail(document, record, seen)
+        if state == "running":
+            detail |= await _link_faults(agent, document)
         return Observed(id=object_id, kind="vm", generation=document.generation, state=state, detail=detail)
 
     def is_settled(self, document: VmWanted, observed: Observed | None) -> bool:
@@ -120,7 +123,9 @@ class VmKind:
         detail = observed.detail if observed else {}
         if document.power == "stopped":
             return state != "running"
-        return bool(detail.get("held")) or (state == "running" and detail.get("restarted") == document.restart_generation)
+        if state != "running":
+            return bool(detail.get("held"))
+        return detail.get("restarted") == document.restart_generation and not detail.get("links_incomplete")
 
     async def found(self, agent: Agent) -> tuple[str, ...]:
         return tuple(sorted({name for driver in agent.drivers.machines.values() for name in await driver.vm_ids()}))
@@ -220,6 +225,24 @@ async def _nics(agent: Agent, document: VmWanted, job: Job) -> tuple[NicAttachme
         await agent.drivers.links.apply(plan)
         attachments.append(NicAttachment(nic=wanted, interface=plan.interface, kind=plan.kind, peer=plan.peer))
     return tuple(attachments)
+
+
+async def _link_faults(agent: Agent, document: VmWanted) -> dict[str, str | int | float | bool | None]:
+    """How many links of a running machine lost an address, route or neighbour, and how many are gone altogether."""
+    seen = [await agent.drivers.links.observe(nic.plan_of(agent, wanted)) for wanted in document.nics]
+    return {
+        "links_incomplete": sum(found is not None and not found.is_complete for found in seen),
+        "links_missing": sum(found is None for found in seen),
+    }
+
+
+async def _mend_links(agent: Agent, document: VmWanted) -> None:
+    """What is left of a link is completed. One that is gone needs a new start of its machine: it is reported, not made."""
+    for wanted in document.nics:
+        plan = nic.plan_of(agent, wanted)
+        found = await agent.drivers.links.observe(plan)
+        if found is not None and not found.is_complete:
+            await agent.drivers.links.apply(plan)
 
 
 def _stopped(plan: MachinePlan) -> MachinePlan:

@@ -298,3 +298,16 @@ async def test_a_crashing_machine_is_tried_ever_more_slowly(host: FakeHost, link
     assert gaps == sorted(gaps)
     assert 4 <= len(starts) <= 9
     keeper.close()
+
+
+async def test_a_damaged_link_is_mended_and_a_lost_one_reported(host: FakeHost, links: FakeLinks, tmp_path: Path):
+    await running_vm(links, tmp_path)
+    (name,) = host.network.links
+    host.network.links[name] = replace(host.network.links[name], is_complete=False)
+    await host.look()
+    assert host.network.links[name].is_complete
+    del host.network.links[name]
+    await host.look()
+    observed = await links.observe("h", "vm", VM)
+    assert observed is not None
+    assert (observed.state, observed.detail["links_missing"]) == ("running", 1)
