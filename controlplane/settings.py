@@ -7,7 +7,9 @@ another by `BEDPLATE_CONFIG`). The environment wins over the file. Unknown keys 
 from __future__ import annotations
 
 import os
+from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -63,6 +65,23 @@ class WorkerSettings(Section):
     metrics_listen: str = Field(default="", description="Address and port of a worker's /metrics; empty: none.")
 
 
+class NetworkSettings(Section):
+    ipv4_pool: IPv4Network = Field(
+        default=IPv4Network("10.192.0.0/10"),
+        description="Prefix that private networks are cut from. It must be used by nothing else that VMs or hosts reach. "
+        "Changing it leaves networks that exist as they are.",
+    )
+    ipv4_prefix_length: int = Field(
+        default=24, ge=8, le=29, description="Prefix length of a network that asks for no particular one."
+    )
+
+    @model_validator(mode="after")
+    def _pool_holds_networks(self) -> Self:
+        if self.ipv4_prefix_length < self.ipv4_pool.prefixlen:
+            raise ValueError(f"ipv4_prefix_length {self.ipv4_prefix_length} is larger than the pool {self.ipv4_pool}")
+        return self
+
+
 class WatchSettings(Section):
     socket: Path | None = Field(
         default=None, description="UNIX socket over which the watch relays streams; default `<state_dir>/watch.sock`."
@@ -106,6 +125,7 @@ class Settings(BaseSettings):
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
     watch: WatchSettings = WatchSettings()
+    network: NetworkSettings = NetworkSettings()
 
     @model_validator(mode="after")
     def _refuse_unknown_variables(self) -> Settings:

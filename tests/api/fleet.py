@@ -15,6 +15,7 @@ from controlplane.resources.image import service as images
 from controlplane.resources.image.schemas import ImageManifest
 from controlplane.resources.network import service as networks
 from controlplane.resources.network.schemas import NetworkCreate
+from controlplane.settings import NetworkSettings
 
 GIB = 1 << 30
 FILES = {"root.raw": b"root" * 1000, "vmlinuz": b"kernel", "initramfs": b"initramfs"}
@@ -65,4 +66,4 @@ async def lay_ground(sessions: async_sessionmaker[AsyncSession]) -> None:
             await images.record_blob(session, file["sha256"], file["size_bytes"])
         await images.settle(session, image)
         project_id = (await session.scalars(select(Project.id).where(Project.name == "ours"))).one()
-        await networks.create(session, project_id, NetworkCreate(name="net"))
+        await networks.create(session, NetworkSettings(), project_id, NetworkCreate(name="net"))

@@ -110,6 +110,12 @@ async def test_refused_and_nothing_made(member, api, changes, status, code, poin
         assert await session.scalar(select(Host.reserved_vcpus)) == 0
 
 
+async def test_guest_images_boot_as_vms_only(operator):
+    await operator.patch("/v1/projects/ours", json={"allow_containers": True})
+    answer = await operator.post(VMS, json=BODY | {"isolation": "container"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "vm.isolation_unsupported")
+
+
 async def test_malformed_bodies(member):
     bad = await member.post(VMS, content=b"{", headers={"content-type": "application/json"})
     assert (bad.status_code, bad.json()["code"]) == (400, "request.malformed_json")

@@ -39,7 +39,7 @@ from controlplane.resources.network.schemas import NetworkCreate
 from controlplane.resources.vm import service as vms
 from controlplane.resources.vm.program import VmProgram
 from controlplane.resources.vm.schemas import VmCreate
-from controlplane.settings import Settings
+from controlplane.settings import NetworkSettings, Settings
 from tests.fakehost import FakeHost
 
 GIB = 1 << 30
@@ -123,7 +123,7 @@ class Fleet:
             self.project = Project(id=new_id(Kind.PROJECT), name="ours")
             session.add(self.project)
             await session.flush()
-            self.network = await networks.create(session, self.project.id, NetworkCreate(name="net"))
+            self.network = await networks.create(session, NetworkSettings(), self.project.id, NetworkCreate(name="net"))
             self.image = await images.import_directory(session, store, directory)
 
     async def create_vm(self, name: str = "web", **wanted: Any) -> str:

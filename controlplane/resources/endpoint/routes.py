@@ -40,7 +40,7 @@ router = noun.router
 async def create(call: Call, body: EndpointCreate) -> ShownEndpoint:
     """Serve a model: every replica takes its share of a host at once, or nothing is made and 507 says why."""
     assert call.project is not None
-    endpoint = await service.create(call.session, call.project, body)
+    endpoint = await service.create(call.session, call.services.settings.network, call.project, body)
     call.subject = endpoint
     return await queries.show(call.session, endpoint)
 

@@ -29,12 +29,13 @@ from controlplane.resources.model.plan import Plan, plan_of
 from controlplane.resources.network import service as networks
 from controlplane.resources.network.schemas import NetworkCreate
 from controlplane.resources.replica import service as replicas
+from controlplane.settings import NetworkSettings
 
 PROGRAM = "endpoint"
 DEFAULT_NETWORK = "endpoints"
 
 
-async def create(session: AsyncSession, project: Project, wanted: EndpointCreate) -> Endpoint:
+async def create(session: AsyncSession, settings: NetworkSettings, project: Project, wanted: EndpointCreate) -> Endpoint:
     """Write the endpoint with its replicas and its route; raises the errors of this noun, keeping nothing."""
     model = await _model(session, wanted.model)
     plan = plan_of(model.spec)
@@ -51,7 +52,7 @@ async def create(session: AsyncSession, project: Project, wanted: EndpointCreate
             "engine_image_id": model.engine_image_id,
             "isolation": _isolation(wanted, plan, project),
         },
-        network_id=await _network_id(session, project.id, wanted.network),
+        network_id=await _network_id(session, settings, project.id, wanted.network),
         replicas=wanted.replicas,
         isolation=wanted.isolation,
         vcpus=wanted.vcpus or plan.model.shape.vcpus,
@@ -152,12 +153,13 @@ def _memory_bytes(wanted: EndpointCreate, plan: Plan) -> int:
     return wanted.memory_bytes
 
 
-async def _network_id(session: AsyncSession, project_id: str, ref: str | None) -> str:
+async def _network_id(session: AsyncSession, settings: NetworkSettings, project_id: str, ref: str | None) -> str:
     column = Network.id if ref is not None and is_id(ref, Kind.NETWORK) else Network.name
     query = select(Network.id).where(column == (ref or DEFAULT_NETWORK), Network.project_id == project_id)
     found = await session.scalar(query)
     if found is None and ref is not None:
         raise EndpointNetworkUnknown(f"no network {ref}", errors=(FieldError(pointer="/network", detail=f"no network {ref}"),))
     if found is None:
-        found = (await networks.create(session, project_id, NetworkCreate(name=DEFAULT_NETWORK, encryption="none"))).id
+        made = await networks.create(session, settings, project_id, NetworkCreate(name=DEFAULT_NETWORK, encryption="none"))
+        found = made.id
     return found

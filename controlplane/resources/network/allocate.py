@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
-DEFAULT_IPV4_POOL = IPv4Network("10.192.0.0/10")
 RESERVED_AT_START = 2
 """The first addresses of a subnet (its own and the customary gateway's) are never given to a machine."""
 

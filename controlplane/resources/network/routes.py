@@ -26,7 +26,7 @@ router = noun.router
 )
 async def create(body: NetworkCreate, *, call: Call) -> Network:
     """Make a private network. It can be used at once."""
-    return await service.create(call.session, call.project_id, body)
+    return await service.create(call.session, call.services.settings.network, call.project_id, body)
 
 
 @noun.list(NetworkView)

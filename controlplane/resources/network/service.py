@@ -20,26 +20,26 @@ from controlplane.resources.network.errors import (
     NetworkPoolExhausted,
 )
 from controlplane.resources.network.schemas import NetworkCreate
+from controlplane.settings import NetworkSettings
 
 
-async def pool(session: AsyncSession, *, is_locked: bool = False) -> AddressPool:
-    """The operator's pool, made with defaults at first use."""
-    query = select(AddressPool).where(AddressPool.id == 1)
-    if is_locked:
-        query = query.with_for_update(key_share=True)
+async def locked_pool(session: AsyncSession, settings: NetworkSettings) -> AddressPool:
+    """The pool with its lock; IPv4 as the settings say, the random IPv6 prefix as it was chosen at first use."""
+    query = select(AddressPool).where(AddressPool.id == 1).with_for_update(key_share=True)
     found = await session.scalar(query)
-    if found is not None:
-        return found
-    values = {"id": 1, "ipv4_cidr": allocate.DEFAULT_IPV4_POOL, "ipv6_cidr": allocate.ula_prefix()}
-    await session.execute(insert(AddressPool).values(**values).on_conflict_do_nothing())
-    return (await session.scalars(query)).one()
+    if found is None:
+        values = {"id": 1, "ipv4_cidr": settings.ipv4_pool, "ipv6_cidr": allocate.ula_prefix()}
+        await session.execute(insert(AddressPool).values(**values).on_conflict_do_nothing())
+        found = (await session.scalars(query)).one()
+    found.ipv4_cidr, found.ipv4_prefix_length = settings.ipv4_pool, settings.ipv4_prefix_length
+    return found
 
 
-async def create(session: AsyncSession, project_id: str, wanted: NetworkCreate) -> Network:
+async def create(session: AsyncSession, settings: NetworkSettings, project_id: str, wanted: NetworkCreate) -> Network:
     """Raises the errors of `controlplane.resources.network.errors`; nothing is kept then."""
     if wanted.encryption != "none":
         raise NetworkEncryptionUnsupported(errors=(FieldError(pointer="/encryption", detail="only `none` for now"),))
-    of = await pool(session, is_locked=True)
+    of = await locked_pool(session, settings)
     taken = (await session.execute(select(Network.ipv4_cidr, Network.ipv6_cidr))).all()
     if wanted.ipv4_cidr is None:
         ipv4_cidr = allocate.free_ipv4(of.ipv4_cidr, of.ipv4_prefix_length, (row.ipv4_cidr for row in taken))

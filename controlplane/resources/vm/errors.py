@@ -103,3 +103,10 @@ class VmSshKeyInvalid(InvalidInput):
 
     code = "vm.ssh_key_invalid"
     title = "The SSH key is not valid"
+
+
+class VmIsolationUnsupported(InvalidInput):
+    """A guest image brings a kernel and boots as a VM; containers run engine images, which endpoints use."""
+
+    code = "vm.isolation_unsupported"
+    title = "The image does not run in this isolation"

@@ -31,6 +31,7 @@ from controlplane.resources.vm.errors import (
     VmHostForbidden,
     VmHostUnknown,
     VmImageUnknown,
+    VmIsolationUnsupported,
     VmMemoryTooSmall,
     VmNetworkUnknown,
     VmNoCapacity,
@@ -55,6 +56,9 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
     disk_bytes = _disk_bytes(wanted, image)
     if wanted.isolation == "container" and not project.allow_containers:
         raise VmContainersNotAllowed(f"project {project.name} does not allow containers")
+    if wanted.isolation == "container":
+        detail = f"image {image.name} is a guest image: it boots as a VM"
+        raise VmIsolationUnsupported(detail, errors=(FieldError(pointer="/isolation", detail=detail),))
     vm_id = new_id(Kind.VM)
     vm = Vm(
         id=vm_id,
