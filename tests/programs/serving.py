@@ -102,4 +102,4 @@ async def create(fleet: Fleet, name: str = "chat", **wanted: object) -> str:
     body = EndpointCreate.model_validate({"name": name, "model": MODEL, **wanted})
     async with fleet.database.session() as session:
         assert fleet.project
-        return (await endpoints.create(session, fleet.project, body)).id
+        return (await endpoints.create(session, fleet.world.settings.network, fleet.project, body)).id
