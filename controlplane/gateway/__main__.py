@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import aiohttp
 import asyncpg
 import uvicorn
 
@@ -19,6 +18,7 @@ from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.limit import Limiter
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.routing import Router
+from controlplane.gateway.upstream import open_session
 from controlplane.metering.journal import Journal
 from controlplane.metering.landing import Lander
 from controlplane.settings import Settings
@@ -27,7 +27,6 @@ log = logging.getLogger("controlplane.gateway")
 
 _LAND_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
-_KEEP_IDLE_SECONDS = 3.0  # engines close idle connections after 5 s; a request must not meet that
 _DRAIN_SECONDS = 30
 _BACKLOG = 2048
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -39,15 +38,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     mine = settings.gateway
     journal = Journal(settings.state_dir / "gateway" / mine.instance / "journal")
     keeper = Keeper(settings.database.url)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_IDLE_SECONDS, use_dns_cache=True)
-    session = aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        max_line_size=65_536,
-        max_field_size=65_536,
-    )
+    session = open_session()
     means = Means(session=session, router=Router(), journal=journal, metrics=Metrics())
     limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute)
     tasks = [

@@ -7,7 +7,6 @@ account is closed and the reservation settled. Another replica is tried only whe
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import time
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.problem import Problem
 from controlplane.gateway.routing import Router
 from controlplane.gateway.stream import EventStream, UsageForm
+from controlplane.gateway.upstream import NotConnected, send
 from controlplane.metering.journal import Journal
 from controlplane.metering.record import Outcome
 
@@ -35,14 +35,9 @@ STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_KEPT_BACK = frozenset(
-    b"authorization cookie host content-length accept-encoding connection keep-alive proxy-authenticate proxy-authorization"
-    b" proxy-connection te trailer transfer-encoding upgrade x-api-key api-key x-request-id expect".split()
-)
 _SEND_AT_ONCE_BYTES = 1 << 20
 _PARSE_BYTES = 32 << 20
 _ERROR_BYTES = 1 << 20
-_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +116,10 @@ class Exchange:
         )
         self._phase("ttft" if self._asked.is_stream else "total")
         try:
-            response = await self._means.session.post(
-                replica.base_url + self._call.path,
-                data=body if len(body) < _SEND_AT_ONCE_BYTES else io.BytesIO(body),
-                headers=self._upstream_headers(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._route.timeouts.connect),
-                allow_redirects=False,
+            response = await send(
+                self._means.session, self._call, replica.base_url, body, connect_seconds=self._route.timeouts.connect
             )
-        except _NOT_CONNECTED as error:
+        except NotConnected as error:
             log.warning("cannot connect to replica %s at %s: %s", replica.id, replica.base_url, error)
             return False
         except (aiohttp.ClientError, OSError) as error:
@@ -143,15 +134,6 @@ class Exchange:
         finally:
             response.close() if not response.content.is_eof() else response.release()
         return True
-
-    def _upstream_headers(self) -> list[tuple[str, str]]:
-        named = {name.strip().lower() for value in [self._call.header(b"connection") or b""] for name in value.split(b",")}
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in self._call.request_headers
-            if name not in _KEPT_BACK and name not in named
-        ]
-        return [*headers, ("accept-encoding", "identity"), ("x-request-id", self._call.request_id.decode())]
 
     async def _refused(self, response: aiohttp.ClientResponse, replica: ReplicaEntry) -> None:
         """Pass a 4xx on unchanged; keep the words of a 5xx in our log."""

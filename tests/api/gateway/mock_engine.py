@@ -108,14 +108,15 @@ class MockEngine:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.answer: Answer = well_behaved
+        self.resets_reused = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=64 << 20)
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=64 << 20)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -130,7 +131,7 @@ class MockEngine:
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 first = b""
-                while (first := await self._one(reader, writer, first)) is not None:
+                while (first := await self._one(reader, writer, first)) is not None and not self.resets_reused:
                     pass
         except asyncio.CancelledError:
             pass

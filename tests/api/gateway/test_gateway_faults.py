@@ -240,6 +240,14 @@ async def test_death_before_the_first_byte_keeps_its_code(gateway, engine, http,
         assert (status, error_of(text)["code"]) == (502, "upstream_error")
 
 
+async def test_dead_pooled_connections_are_not_the_clients_trouble(gateway, engine, http) -> None:
+    """A host that went down says nothing: only the next request on a kept connection finds out, and goes out again."""
+    engine.resets_reused = True
+    for _ in range(5):
+        status, headers, _ = await post(http, gateway)
+        assert (status, headers["x-route-attempts"]) == (200, "1")
+
+
 async def _until(condition, seconds: float = 5.0) -> float:
     start = time.monotonic()
     while not condition():
