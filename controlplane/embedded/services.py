@@ -101,7 +101,6 @@ class Deployment:
             *(self._program(name, "controlplane.worker") for name in self._worker_names()),
             self._program("beat", "controlplane.worker.beat"),
             self._program("watch"),
-            self._program("watch"),
             self._program("gateway", is_ready=answers(gateway.listen, gateway.tls, "/healthz")),
         ]
 
