@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.embedded.cleaning import processes_of
 from provisioning.lab import HostSpec, Lab, LabHost
 from tests.system.enrolling import Deployment, open_deployment
+from tests.system.running import Up
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +50,21 @@ def host(fresh_directory: Path) -> Iterator[LabHost]:
 
 def lab_directory() -> Path:
     return Path(tempfile.gettempdir()) / f"bedplate-lab-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def up() -> Iterator[Up]:
+    """A state directory without a deployment yet; whatever runs there ends with the test."""
+    directory = Path(tempfile.mkdtemp(prefix="bedplate-up-"))
+    directory.chmod(0o711)
+    one = Up(directory)
+    try:
+        yield one
+    finally:
+        if one.process is not None and one.process.poll() is None:
+            one.process.terminate()
+            one.process.wait(timeout=90)
+        for pid in processes_of(directory):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)

@@ -3,140 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import asyncpg
 import pytest
 
 from controlplane.embedded.cleaning import processes_of
 from controlplane.embedded.valkey import Valkey
-
-ROOT = Path(__file__).resolve().parents[2]
-_UP_SECONDS = 90
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def until(is_so: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
-
-
-@dataclass
-class Up:
-    """One state directory and the `up` that runs on it."""
-
-    directory: Path
-    api: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
-    gateway: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
-    process: subprocess.Popen[str] | None = None
-
-    @property
-    def state(self) -> Path:
-        return self.directory / "state"
-
-    def command(self, *arguments: str) -> dict[str, Any]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BEDPLATE_")}
-        environment |= {
-            "BEDPLATE_API__LISTEN": self.api,
-            "BEDPLATE_GATEWAY__LISTEN": self.gateway,
-            "BEDPLATE_CONFIG": str(self.directory / "none.toml"),
-            "PYTHONPATH": str(ROOT),
-        }
-        argv = [sys.executable, "-P", "-m", "controlplane.cli.main", "up", "--state", str(self.state), *arguments]
-        return {"args": argv, "env": environment, "cwd": "/", "stdin": subprocess.DEVNULL, "text": True}
-
-    def start(self) -> None:
-        log = (self.directory / "up.log").open("a")
-        self.process = subprocess.Popen(**self.command(), stdout=log, stderr=log, start_new_session=True)
-        log.close()
-        until(lambda: self.ended() or self.status("/readyz") == 200, "readyz", _UP_SECONDS)
-        until(lambda: self.ended() or self.words().count("up in ") >= 1, "all ready", _UP_SECONDS)
-        assert not self.ended(), self.words()
-
-    def ended(self) -> bool:
-        return self.process is None or self.process.poll() is not None
-
-    def words(self) -> str:
-        return (self.directory / "up.log").read_text()
-
-    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(timeout=90)
-
-    def status(self, path: str) -> int:
-        with contextlib.suppress(OSError, urllib.error.URLError, TimeoutError):
-            try:
-                with urllib.request.urlopen(f"http://{self.api}{path}", timeout=2) as answer:
-                    return answer.status
-            except urllib.error.HTTPError as error:
-                with error:
-                    return error.code
-        return 0
-
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        token = (self.state / "operator-token").read_text().strip()
-        request = urllib.request.Request(
-            f"http://{self.api}{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return answer.status, json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.loads(error.read() or b"null")
-
-    def pid(self, name: str) -> int:
-        """The pid that the last status line of the process tells."""
-        lines = [line.split() for line in self.words().splitlines() if "(pid " in line]
-        return int(next(words[-1] for words in reversed(lines) if words[1] == name).rstrip(")"))
-
-    def kill(self, name: str) -> None:
-        """SIGKILL, and wait until it is there again."""
-        old = self.pid(name)
-        os.kill(old, signal.SIGKILL)
-        until(lambda: self.pid(name) != old, f"{name} started again", 60)
-
-
-@pytest.fixture
-def up() -> Iterator[Up]:
-    directory = Path(tempfile.mkdtemp(prefix="bedplate-up-"))
-    directory.chmod(0o711)
-    one = Up(directory)
-    try:
-        yield one
-    finally:
-        if one.process is not None and one.process.poll() is None:
-            one.process.terminate()
-            one.process.wait(timeout=90)
-        for pid in processes_of(directory):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(directory, ignore_errors=True)
+from tests.system.running import Up, until
 
 
 @pytest.mark.slow
@@ -190,6 +67,26 @@ def test_nothing_outlives_a_killed_supervisor(up: Up) -> None:
     up.start()
     assert up.status("/readyz") == 200
     assert up.stop() == 0
+
+
+@pytest.mark.slow
+async def test_servers_by_url_win(up: Up, empty_database_url: str) -> None:
+    valkey = Valkey(directory=up.directory / "own-valkey")
+    valkey.prepare()
+    server = subprocess.Popen(valkey.argv(), env=valkey.environment(), stdout=subprocess.DEVNULL)
+    try:
+        up.variables = {"BEDPLATE_DATABASE__URL": empty_database_url, "BEDPLATE_REDIS__URL": valkey.url}
+        await asyncio.to_thread(up.start)
+        assert up.call("POST", "/v1/projects", {"name": "elsewhere"})[0] == 201
+        assert await asyncio.to_thread(up.stop) == 0
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+    assert not (up.state / "postgres").exists()
+    assert not (up.state / "valkey").exists()
+    connection = await asyncpg.connect(empty_database_url)
+    assert await connection.fetchval("SELECT name FROM project") == "elsewhere"
+    await connection.close()
 
 
 def test_a_taken_port_is_said(up: Up) -> None:
