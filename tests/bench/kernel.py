@@ -165,6 +165,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="a smoke run: figures mean little")
+    parser.add_argument("--only", choices=["throughput", "latency"], help="measure one half")
     chosen = parser.parse_args()
     report: dict[str, Any] = {
         "name": "kernel",
@@ -173,8 +174,13 @@ def main() -> int:
         "command": shlex.join(["python", "-m", "tests.bench.kernel", *sys.argv[1:]]),
     }
     with servers() as (postgres, valkey):
-        rows = measure_throughput(postgres, valkey, chains=30 if chosen.quick else 300, rounds=1 if chosen.quick else 3)
-        report["rows"] = rows + measure_latency(postgres, valkey, nudges=30 if chosen.quick else 400)
+        report["rows"] = []
+        if chosen.only != "latency":
+            report["rows"] += measure_throughput(
+                postgres, valkey, chains=30 if chosen.quick else 300, rounds=1 if chosen.quick else 3
+            )
+        if chosen.only != "throughput":
+            report["rows"] += measure_latency(postgres, valkey, nudges=30 if chosen.quick else 400)
     print(json.dumps(report) if chosen.json else table(report))
     return 0
 
