@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,15 +106,24 @@ async def open_login(target: Target) -> AsyncIterator[Login]:
     """Raises HostUnreachable, HostKeyChanged (nothing was sent), LoginRefused."""
     client = _PinnedClient(target.fingerprint)
     where = f"SSH at {target.address} port {target.port}"
+    async with AsyncExitStack() as stack:
+        connection = await _connected(target, client, where, stack)
+        try:
+            yield _SshLogin(target, connection)
+        finally:
+            connection.abort()
+            await connection.wait_closed()
+
+
+async def _connected(target: Target, client: _PinnedClient, where: str, stack: AsyncExitStack) -> asyncssh.SSHClientConnection:
+    """The tunnel, if there is one, is closed by the stack, also when there was no getting through it."""
     try:
         key = asyncssh.import_private_key(target.identity)
         async with asyncio.timeout(CONNECT_SECONDS):
-            tunnel = _jump(target.jump)
-            through = await tunnel.__aenter__()
-            connection = await asyncssh.connect(
+            return await asyncssh.connect(
                 target.address,
                 target.port,
-                tunnel=through,
+                tunnel=await stack.enter_async_context(_jump(target.jump)),
                 username=target.user,
                 client_keys=[key],
                 client_factory=lambda: client,
@@ -132,12 +141,6 @@ async def open_login(target: Target) -> AsyncIterator[Login]:
         raise LoginRefused(f"{where} does not let {target.user} in with this key") from error
     except (OSError, asyncssh.Error) as error:
         raise HostUnreachable(target.host_id, f"{where}: {_words(error)}") from error
-    try:
-        yield _SshLogin(target, connection)
-    finally:
-        connection.abort()
-        await connection.wait_closed()
-        await tunnel.__aexit__(None, None, None)
 
 
 @asynccontextmanager
@@ -148,7 +151,7 @@ async def _jump(place: str) -> AsyncIterator[asyncssh.SSHClientConnection | None
         return
     user, _, rest = place.rpartition("@")
     host, _, port = rest.rpartition(":") if rest.count(":") == 1 else (rest, "", "")
-    async with asyncssh.connect(host.strip("[]"), int(port or 22), username=user) as connection:
+    async with asyncssh.connect(host.strip("[]"), int(port or 22), username=user or ()) as connection:
         yield connection
 
 

@@ -118,7 +118,7 @@ class _Host:
             return
         self._failures += 1
         self._last_error = error if isinstance(error, Exception) else None
-        delay = min(FIRST_DELAY_SECONDS * 2 ** (self._failures - 1), LONGEST_DELAY_SECONDS)
+        delay = min(FIRST_DELAY_SECONDS * 2 ** min(self._failures - 1, 10), LONGEST_DELAY_SECONDS)
         self._not_before = time.monotonic() + delay * random.uniform(0.5, 1)  # noqa: S311 - spreads load, guards nothing
 
     def _again(self, error: Exception) -> Exception:
