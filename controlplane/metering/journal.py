@@ -86,8 +86,8 @@ class Journal:
             started_at=time.time_ns() // 1000,
             **known,  # pyright: ignore[reportArgumentType]
         )
-        self._live[opening.segment, opening.sequence] = opening
         self._write({"o": asdict(opening)})
+        self._live[opening.segment, opening.sequence] = opening
         return opening
 
     def progress(self, opening: Opening, *, prompt_tokens: int, completion_tokens: int) -> None:
@@ -95,9 +95,12 @@ class Journal:
         self._write({"p": [opening.segment, opening.sequence, at, prompt_tokens, completion_tokens]})
 
     def close(self, opening: Opening, closing: Closing) -> None:
-        """Write down how it ended, once; a second close of the same opening changes nothing."""
-        if self._live.pop((opening.segment, opening.sequence), None) is not None:
+        """Write down how it ended, once; a second close of the same opening changes nothing. What cannot be written (OSError)
+        stays open, so that its segment is kept and the next process settles it.
+        """
+        if (opening.segment, opening.sequence) in self._live:
             self._write({"c": [asdict(opening), asdict(closing)]})
+            del self._live[opening.segment, opening.sequence]
 
     def _write(self, entry: JsonObject) -> None:
         body = json.dumps(entry)

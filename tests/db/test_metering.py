@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -205,3 +206,26 @@ def test_a_full_disk_is_said_and_survived(tmp_path, write, monkeypatch) -> None:
     journal.close(opening, closing(opening))
     entries, _ = journals.read(tmp_path, journal.open_segment, 0)
     assert [type(entry).__name__ for entry in entries] == ["Opening", "Closed"]
+
+
+async def test_an_end_that_cannot_be_written_is_settled_by_the_next_process(tmp_path, write, connection, monkeypatch) -> None:
+    journal = write(segment_bytes=1)
+    opening = open_one(journal, "full")
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="no space"):
+            journal.close(opening, closing(opening))
+        with pytest.raises(OSError, match="no space"):
+            open_one(journal, "refused")
+    assert len(journal._live) == 1, "what was never opened keeps no segment"
+    open_one(journal, "next")  # begins another segment
+    await Lander(journal, "gw").run_once(connection)
+    assert journals.path_of(tmp_path, opening.segment).exists()
+    journal.shut()
+    await Lander(write(), "gw").run_once(connection)
+    rows = await connection.fetch("SELECT request_id, outcome FROM usage_record ORDER BY request_id")
+    assert [tuple(row) for row in rows] == [("full", "gateway_died"), ("next", "gateway_died")]
