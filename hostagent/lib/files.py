@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
     with disk_errors(path):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
@@ -43,6 +45,33 @@ def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def tail(path: Path, size_bytes: int) -> str:
+    """The last words of a log; "" where there is none. Also for logs in a directory of somebody less trusted: what is no
+    plain file there (a link to another's secrets, a pipe) has no words.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        return os.pread(descriptor, size_bytes, max(status.st_size - size_bytes, 0)).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
+
+
+def give(path: Path, uid: int, gid: int, mode: int) -> None:
+    """Owner and mode of exactly this file or directory. Raises OSError (ELOOP) where a link stands in its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.fchown(descriptor, uid, gid)
+        os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)
 

@@ -127,7 +127,9 @@ class TestQsd:
         unit = await qsd.supervisor.observe(f"volume-{VOLUME}")
         status = Path(f"/proc/{unit.incarnation.pid}/status").read_text()
         assert f"Uid:\t{UID}\t" in status
-        for private in (plan.directory, plan.run_directory):
+        directory = plan.directory.stat()
+        assert (directory.st_uid, directory.st_mode & 0o027) == (os.geteuid(), 0), "for its group to read alone"
+        for private in (plan.run_directory, plan.directory / "disk.qcow2"):
             assert private.stat().st_mode & 0o077 == 0
         assert observed.path.stat().st_uid == UID
 

@@ -20,6 +20,7 @@ from hostagent.drivers.machine.container_config import bundle_config, host_file_
 from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
 from hostagent.drivers.machine.tree import archive_of, unpack
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
+from hostagent.lib.files import tail
 from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.logfile import trim
 from hostagent.lib.paths import Paths
@@ -185,14 +186,14 @@ class ContainerMachine:
 
 def _ended(vm_id: str, unit: UnitObserved, log_path: Path) -> MachineObserved:
     """128 + n is runc's word for a workload that signal n ended."""
-    tail = _tail(log_path)
+    said = _last_lines(log_path)
     if unit.exit_code == 0:
         return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="guest_poweroff", log_path=str(log_path))
     if unit.exit_code is None or unit.exit_code > 128:
         number = unit.exit_signal or (unit.exit_code or 128) - 128
-        detail = f"signal {number}: {tail}"
+        detail = f"signal {number}: {said}"
         return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="killed", exit_detail=detail, log_path=str(log_path))
-    detail = f"exit code {unit.exit_code}: {tail}"
+    detail = f"exit code {unit.exit_code}: {said}"
     return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="failed", exit_detail=detail, log_path=str(log_path))
 
 
@@ -215,10 +216,5 @@ def _has_interface(name: str) -> bool:
     return True
 
 
-def _tail(path: Path) -> str:
-    """The last words, up to three lines."""
-    try:
-        text = path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-        return "\n".join(text.splitlines()[-3:])
-    except OSError:
-        return ""
+def _last_lines(path: Path) -> str:
+    return "\n".join(tail(path, LOG_TAIL_BYTES).splitlines()[-3:])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
 from hostagent.drivers.machine.qemu_command import RunFiles, nic_words, qemu_argv
 from hostagent.drivers.machine.seed import seed_image
 from hostagent.drivers.network.tap import open_tap
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
+from hostagent.lib.files import tail
 from hostagent.lib.logfile import trim
 from hostagent.lib.paths import Paths
 from hostagent.lib.qmp import Qmp, QmpError, connect
@@ -134,7 +134,9 @@ class QemuMachine:
                 await qmp.execute("cont")
         except QmpError as error:
             await self.supervisor.remove(name)
-            raise AgentError("vm.start_failed", f"{error}; {_tail(RunFiles(directory=plan.run_directory).log)}") from error
+            raise AgentError(
+                "vm.start_failed", f"{error}; {tail(RunFiles(directory=plan.run_directory).log, LOG_TAIL_BYTES)}"
+            ) from error
 
     async def _monitor(self, vm_id: str, stack: contextlib.AsyncExitStack) -> Qmp:
         """QEMU's monitor once it listens. Raises QmpError when QEMU ends before, or is not there in time."""
@@ -203,13 +205,13 @@ async def _plug_nic(qmp: Qmp, index: int, plan: MachinePlan) -> None:
 
 def _ended(vm_id: str, unit: UnitObserved, files: RunFiles, log_path: str) -> MachineObserved:
     """QEMU ends with 0 when the guest powered off, but also by SIGTERM: then its log says so."""
-    tail = _tail(files.log)
-    if unit.exit_code == 0 and ENDED_BY_SIGNAL not in tail:
+    said = tail(files.log, LOG_TAIL_BYTES)
+    if unit.exit_code == 0 and ENDED_BY_SIGNAL not in said:
         return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="guest_poweroff", log_path=log_path)
     if unit.exit_code in (0, None):
-        detail = f"signal {unit.exit_signal}" if unit.exit_signal else tail.rpartition("\n")[2]
+        detail = f"signal {unit.exit_signal}" if unit.exit_signal else said.rpartition("\n")[2]
         return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="killed", exit_detail=detail, log_path=log_path)
-    detail = f"exit code {unit.exit_code}: {tail}"
+    detail = f"exit code {unit.exit_code}: {said}"
     return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="failed", exit_detail=detail, log_path=log_path)
 
 
@@ -231,10 +233,3 @@ def _write(file: RenderedFile, uid: int, gid: int) -> None:
     with os.fdopen(descriptor, "wb") as opened:
         opened.write(file.content)
         os.fchown(opened.fileno(), uid, gid)
-
-
-def _tail(path: Path) -> str:
-    try:
-        return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-    except OSError:
-        return ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from hostagent.drivers.machine.protocol import DiskTransport
 from hostagent.drivers.storage.protocol import StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitWanted
+from hostagent.lib import files
 from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.paths import Paths
 from hostagent.lib.program import run
@@ -23,10 +24,12 @@ from hostagent.protocol.errors import AgentError
 
 IMG = "/usr/bin/qemu-img"
 DAEMON = "/usr/bin/qemu-storage-daemon"
+SETPRIV = "/usr/bin/setpriv"
 PREFIX = "volume-"
 READY_SECONDS = 20.0
 CREATE_SECONDS = 120.0
 EXPORT_GONE_SECONDS = 10.0
+LOG_TAIL_BYTES = 500
 DISK = "disk.qcow2"
 GROWN = "grown"
 LISTENING = 0x10000  # __SO_ACCEPTCON
@@ -138,14 +141,14 @@ class QsdStorage:
             return
         unit = await self.supervisor.observe(PREFIX + plan.volume.id)
         if unit is None or unit.state != "running":
-            await _image_tool((IMG, "resize", "-q", "-f", "qcow2", str(disk), str(wanted)))
+            await _resize(disk, wanted)
         elif is_connected(export_path(plan.run_directory, plan.transport)):
             async with connect(plan.run_directory / "qmp.sock") as qmp:
                 await qmp.execute("block_resize", {"node-name": "disk", "size": wanted})
             (plan.run_directory / GROWN).touch()
         else:
             await self.stop(plan.volume.id)
-            await _image_tool((IMG, "resize", "-q", "-f", "qcow2", str(disk), str(wanted)))
+            await _resize(disk, wanted)
 
     async def _export(self, plan: VolumePlan, disk: Path) -> None:
         unit = await self.supervisor.observe(PREFIX + plan.volume.id)
@@ -156,9 +159,10 @@ class QsdStorage:
         plan.run_directory.mkdir(parents=True, exist_ok=True)
         for stale in plan.run_directory.iterdir():
             stale.unlink()
-        for owned, mode in ((plan.run_directory, 0o700), (plan.directory, 0o700), (disk, 0o600)):
-            os.chown(owned, plan.uid, plan.gid)
-            owned.chmod(mode)
+        # the machine's uid may write its disk and no more: names in the volume's directory are read back as root
+        files.give(plan.run_directory, plan.uid, plan.gid, 0o700)
+        files.give(plan.directory, os.geteuid(), plan.gid, 0o750)
+        files.give(disk, plan.uid, plan.gid, 0o600)
         if plan.transport == "file":
             path.touch(mode=0o600)
         rendered = self.render(plan)
@@ -174,7 +178,9 @@ class QsdStorage:
                 return True
             unit = await self.supervisor.observe(PREFIX + plan.volume.id)
             if unit is None or unit.state == "exited":
-                raise AgentError("volume.export_failed", f"the storage daemon ended: {_tail(plan.log_path)}")
+                raise AgentError(
+                    "volume.export_failed", f"the storage daemon ended: {files.tail(plan.log_path, LOG_TAIL_BYTES)}"
+                )
             return False
 
         if not await until(is_ready, seconds=READY_SECONDS):
@@ -266,6 +272,14 @@ def is_connected(path: Path) -> bool:
     return False
 
 
+async def _resize(disk: Path, size_bytes: int) -> None:
+    """By the disk's owner: a machine that broke out may have written a header that names another file as its data."""
+    owner, group = disk.stat().st_uid, disk.parent.stat().st_gid
+    rights = (SETPRIV, f"--reuid={owner}", f"--regid={group}", "--clear-groups", "--inh-caps=-all", "--")
+    resize = (IMG, "resize", "-q", "-f", "qcow2", str(disk), str(size_bytes))
+    await _image_tool(resize if owner == os.geteuid() else (*rights, *resize))
+
+
 async def _image_tool(argv: tuple[str, ...]) -> None:
     try:
         await run(*argv, deadline_seconds=CREATE_SECONDS)
@@ -273,10 +287,3 @@ async def _image_tool(argv: tuple[str, ...]) -> None:
         if "No space left" in error.message:
             raise AgentError("disk.full", error.message) from error
         raise
-
-
-def _tail(path: Path, size: int = 500) -> str:
-    try:
-        return path.read_bytes()[-size:].decode(errors="replace").strip()
-    except OSError as error:
-        return str(error)
