@@ -24,6 +24,7 @@ from hostagent.protocol.wanted import Observed
 SIGNAL = "host_event"
 UNKNOWN_OBJECT = "host.unknown_object"
 BROKEN_DOCUMENT = "host.broken_document"
+UNOBSERVABLE = "host.unobservable_object"
 
 
 class Delivery:
@@ -96,6 +97,7 @@ class Delivery:
         for code, state, words in (
             (UNKNOWN_OBJECT, "unknown", "The host has objects that nobody asked for; nothing was removed"),
             (BROKEN_DOCUMENT, "broken", "The host cannot read documents it was given"),
+            (UNOBSERVABLE, "unobservable", "The host cannot look at objects it was given"),
         ):
             found = sorted(f"{item.kind} {item.id}" for item in objects if item.state == state)
             if found:

@@ -20,6 +20,7 @@ from hostagent.verbs.context import Agent
 CHUNK_BYTES = 1 << 18
 CONNECT_SECONDS = 10.0
 FOLLOW_SECONDS = 0.25
+SILENCE_SECONDS = 60.0
 
 
 async def serve(agent: Agent, request: StreamRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +80,7 @@ async def _log(
 ) -> None:
     seen = await vm.driver_of(agent, document).observe(document.id)
     path = Path(seen.log_path) if seen is not None and seen.log_path else agent.paths.vm_log(document.id)
-    closed = asyncio.create_task(reader.read())
+    closed = asyncio.create_task(_until_closed(reader))
     try:
         position = max(_size(path) - request.offset, 0)
         while not closed.done():
@@ -97,6 +98,12 @@ async def _log(
     finally:
         closed.cancel()
         await asyncio.gather(closed, return_exceptions=True)
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    """A reader of a log has nothing to say; what it says is not kept."""
+    while await reader.read(CHUNK_BYTES):
+        pass
 
 
 async def _upload(agent: Agent, request: StreamRequest, reader: asyncio.StreamReader) -> UploadResult:
@@ -124,7 +131,7 @@ async def _receive(agent: Agent, request: StreamRequest, reader: asyncio.StreamR
         try:
             position = await asyncio.to_thread(_digest_prefix, descriptor, digest, request.offset)
             while position < request.size_bytes:
-                chunk = await reader.read(min(CHUNK_BYTES, request.size_bytes - position))
+                chunk = await _next_chunk(reader, request.size_bytes - position)
                 if not chunk:
                     raise AgentError("upload.cut", f"{position} of {request.size_bytes} bytes arrived")
                 await asyncio.to_thread(_append, descriptor, digest, chunk)
@@ -138,6 +145,15 @@ async def _receive(agent: Agent, request: StreamRequest, reader: asyncio.StreamR
     partial.chmod(0o644)
     partial.rename(agent.paths.blobs / request.sha256)
     files.sync_directory(agent.paths.blobs)
+
+
+async def _next_chunk(reader: asyncio.StreamReader, left_bytes: int) -> bytes:
+    """b"" also from a sender that fell silent: it must not keep the next one, on a new connection, from going on."""
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS):
+            return await reader.read(min(CHUNK_BYTES, left_bytes))
+    except TimeoutError:
+        return b""
 
 
 def _digest_prefix(descriptor: int, digest: hashlib._Hash, length: int) -> int:

@@ -24,11 +24,23 @@ async def observe(agent: Agent, body: Nothing) -> HostObserved:
     for name, kind in KINDS.items():
         ids = [key[1] for key in (*agent.documents.ordered(), *agent.documents.broken) if key[0] == name]
         for object_id in dict.fromkeys(ids):
-            observed = await lifecycle.observe_one(agent, kind, object_id)
+            observed = await _observe(agent, kind, object_id)
             if observed is not None:
                 objects.append(observed)
         objects.extend(await unknown_objects(agent, kind, frozenset(ids)))
     return HostObserved(objects=tuple(objects), boot_id=agent.boot_id, agent_version=agent.version, cursor=cursor)
+
+
+async def _observe(agent: Agent, kind: lifecycle.Kind, object_id: str) -> Observed | None:
+    """One object that cannot be looked at (a damaged disk, a driver that is gone) does not hide all others."""
+    try:
+        return await lifecycle.observe_one(agent, kind, object_id)
+    except AgentError as error:
+        document = agent.documents.get(kind.name, object_id)
+        generation = document.generation if document is not None else None
+        detail: dict[str, str | int | float | bool | None] = {"reason": f"{error.code}: {error.message}"}
+        name = cast("Any", kind.name)
+        return Observed(id=object_id, kind=name, generation=generation, state="unobservable", detail=detail)
 
 
 async def uninstall(agent: Agent, body: Uninstall) -> Nothing:

@@ -82,6 +82,8 @@ class Jobs:
         if job is not None:
             job.task.cancel()
             await asyncio.wait({job.task})
+            if self._running.get(key) is job:  # it was cancelled before it began, so it could not take itself off
+                del self._running[key]
 
     async def close(self) -> None:
         for key in list(self._running):

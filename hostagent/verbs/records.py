@@ -21,7 +21,8 @@ class VmRecord:
 
     `started`: the newest document under which it ran; `held`: the guest powered itself off under this one and stays off until
     a newer one. `digest`: of what its process was started from, so that a document that needs a restart is told apart.
-    `starts` counts starts, ever.
+    `starts` counts starts, ever. `is_starting`: from before its process is made until the driver said that it runs; found on a
+    running machine it means that an agent died in between, and only the driver knows whether the machine really runs.
     """
 
     uid_slot: int
@@ -30,6 +31,7 @@ class VmRecord:
     held: Generation | None = None
     digest: str = ""
     starts: int = 0
+    is_starting: bool = False
 
 
 class Records:

@@ -58,12 +58,13 @@ class VmKind:
             agent.records.put(document.id, dataclasses.replace(record, held=document.generation))
             return Succeeded(observed={"state": "stopped", "held": True})
         if seen is not None and seen.state == "running":
-            if document.restart_generation <= record.restarted:
+            if document.restart_generation > record.restarted:
+                job.step = "restart"
+                await driver.apply(_stopped(await plan_of(agent, document, job)))
+            elif not record.is_starting:
                 agent.records.put(document.id, dataclasses.replace(record, started=document.generation))
                 await _mend_links(agent, document)
                 return _running(agent, seen)
-            job.step = "restart"
-            await driver.apply(_stopped(await plan_of(agent, document, job)))
         return await self._start(agent, driver, document, job)
 
     async def _start(self, agent: Agent, driver: MachineDriver, document: VmWanted, job: Job) -> Result:
@@ -78,10 +79,12 @@ class VmKind:
             held=None,
             digest=digest_of(document),
             starts=record.starts + 1,
+            is_starting=True,
         )
         agent.records.put(document.id, record)
         job.step = "start"
         seen = await driver.apply(plan)
+        agent.records.put(document.id, dataclasses.replace(record, is_starting=False))
         return _running(agent, seen)
 
     async def _stop(
@@ -91,7 +94,8 @@ class VmKind:
             job.step = "stop"
             await driver.apply(_stopped(await plan_of(agent, document, job)))
         record = agent.records.get_or_make(document.id)
-        agent.records.put(document.id, dataclasses.replace(record, restarted=document.restart_generation, held=None))
+        stopped = dataclasses.replace(record, restarted=document.restart_generation, held=None, is_starting=False)
+        agent.records.put(document.id, stopped)
         return Succeeded(observed={"state": "stopped"})
 
     async def remove(self, agent: Agent, object_id: str, document: VmWanted | None) -> None:
@@ -125,7 +129,8 @@ class VmKind:
             return state != "running"
         if state != "running":
             return bool(detail.get("held"))
-        return detail.get("restarted") == document.restart_generation and not detail.get("links_incomplete")
+        is_whole = not detail.get("links_incomplete") and not detail.get("starting")
+        return detail.get("restarted") == document.restart_generation and is_whole
 
     async def found(self, agent: Agent) -> tuple[str, ...]:
         return tuple(sorted({name for driver in agent.drivers.machines.values() for name in await driver.vm_ids()}))
@@ -175,8 +180,8 @@ async def plan_of(agent: Agent, document: VmWanted, job: Job) -> MachinePlan:
     """Everything the driver needs, with volumes exported and links made."""
     driver, uid = driver_of(agent, document), agent.records.uid(document.id)
     run_directory, state_directory = agent.paths.vm_run_directory(document.id), agent.paths.vm_directory(document.id)
-    for directory in (run_directory, state_directory):
-        _make_directory(directory, uid)
+    _make_directory(run_directory, uid)
+    _make_directory(state_directory, os.geteuid())
     agent.paths.vm_log(document.id).parent.mkdir(parents=True, exist_ok=True)
     mounts = document.workload.mounts if document.workload else ()
     return MachinePlan(
@@ -256,6 +261,7 @@ def _running(agent: Agent, seen: MachineObserved) -> Result:
 
 
 def _make_directory(path: Path, uid: int) -> None:
+    """Nobody else's. The state directory is the agent's own: what lies there (the record) is read back and believed."""
     path.mkdir(parents=True, exist_ok=True, mode=0o755)
     if os.geteuid() == 0:
         os.chown(path, uid, uid)
@@ -274,6 +280,7 @@ def _detail(
         "held": document.power == "running" and not is_running and record is not None and is_held(document, record, seen),
         "restarted": record.restarted if record else 0,
         "starts": record.starts if record else 0,
+        "starting": is_running and record is not None and record.is_starting,
         "restart_needed": is_running and record is not None and record.digest != digest_of(document),
     }
 

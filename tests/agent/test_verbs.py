@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from hostagent.protocol.wanted import (
 )
 from hostagent.serve.keeper import Keeper
 from hostagent.serve.metrics import Metrics
+from hostagent.verbs.jobs import Job, Result
 from tests.fakehost import FakeHost
 
 ONE, TWO, THREE = (Generation(epoch=1, number=number) for number in (1, 2, 3))
@@ -311,3 +313,50 @@ async def test_a_damaged_link_is_mended_and_a_lost_one_reported(host: FakeHost, 
     observed = await links.observe("h", "vm", VM)
     assert observed is not None
     assert (observed.state, observed.detail["links_missing"]) == ("running", 1)
+
+
+async def test_a_machine_whose_start_was_cut_is_given_to_its_driver_again(host: FakeHost, links: FakeLinks, tmp_path: Path):
+    await running_vm(links, tmp_path)
+    records = host.agent.records
+    cut = records.get(VM)
+    assert cut is not None
+    assert not cut.is_starting
+    records.put(VM, replace(cut, is_starting=True))  # what an agent leaves that dies between the process and its first breath
+    host.faults.passed.clear()
+    await host.look()
+    assert ("machine.apply", VM) in host.faults.passed, "only the driver knows whether the machine really runs"
+    await host.look()
+    assert host.faults.passed.count(("machine.apply", VM)) == 1
+    again = records.get(VM)
+    assert again is not None
+    assert not again.is_starting
+
+
+async def test_an_object_that_cannot_be_looked_at_hides_no_other(host: FakeHost, links: FakeLinks, tmp_path: Path):
+    await running_vm(links, tmp_path)
+    host.faults.fail("storage.observe", AgentError("volume.damaged", "no qcow2 file", retryable=False))
+    seen = {item.id: item for item in (await links.observe_host("h")).objects}
+    assert seen["vol_1"].state == "unobservable"
+    assert "volume.damaged" in str(seen["vol_1"].detail["reason"])
+    assert seen[VM].state == "running"
+
+
+async def test_work_cancelled_before_it_began_blocks_nobody(host: FakeHost):
+    jobs, key = host.agent.jobs, ("vm", VM)
+
+    async def work(job: Job) -> Result:
+        del job
+        return Succeeded(observed={})
+
+    jobs.start(key, "ensure", ONE, work)
+    await jobs.cancel(key)
+    assert isinstance(await jobs.wait(jobs.start(key, "ensure", TWO, work), 5), Succeeded)
+
+
+@pytest.mark.caps("root")
+async def test_what_the_agent_believes_of_a_machine_is_not_the_machines_to_write(
+    host: FakeHost, links: FakeLinks, tmp_path: Path
+):
+    await running_vm(links, tmp_path)
+    assert host.agent.paths.vm_directory(VM).stat().st_uid == os.geteuid()
+    assert host.agent.paths.vm_run_directory(VM).stat().st_uid == host.agent.records.uid(VM)
