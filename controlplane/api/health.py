@@ -5,12 +5,13 @@ from __future__ import annotations
 from html import escape
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from controlplane.api.call import Services
 from controlplane.core.errors import Unavailable, catalogue
+from controlplane.kernel import exposition
 
 router = APIRouter(include_in_schema=False)
 
@@ -78,4 +79,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
+    """Of this process, and of the workers and watches on this machine."""
+    services: Services = request.app.state.services
+    content = await exposition.gather(services.settings.state_dir, request.app.state.registry)
+    return Response(content, media_type=CONTENT_TYPE_LATEST)

@@ -14,6 +14,7 @@ import asyncpg
 from prometheus_client import start_http_server
 
 from controlplane.core.clock import SystemClock
+from controlplane.kernel import exposition
 from controlplane.kernel.database import Database
 from controlplane.kernel.publish import CeleryPublisher
 from controlplane.keyfile import load_sealer
@@ -105,5 +106,6 @@ def main() -> int:
     if settings.watch.metrics_listen:
         host, _, port = settings.watch.metrics_listen.rpartition(":")
         start_http_server(int(port), host)
-    asyncio.run(serve(settings))
+    with exposition.shown(settings.state_dir, "watch"):
+        asyncio.run(serve(settings))
     return 0

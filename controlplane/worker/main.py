@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery, signals
 from prometheus_client import start_http_server
 
+from controlplane.kernel import exposition
 from controlplane.kernel.publish import COMMON_QUEUE, queue_of
 from controlplane.kernel.registry import Registry
 from controlplane.settings import Settings
@@ -113,4 +114,5 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("celery.app.trace", "celery.worker.strategy", "celery.worker.consumer.consumer", "asyncssh"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    return run(settings)
+    with exposition.shown(settings.state_dir, "worker"):
+        return run(settings)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 
+from controlplane.embedded import showcase
+from controlplane.embedded.postgres import Postgres
+from tests.system import planted
 from tests.system.deployment import MIB, VMS, Deployed, Json, deploy, eventually
 
 pytestmark = [
@@ -128,3 +135,46 @@ async def _answers(deployed: Deployed) -> None:
                 await asyncio.sleep(0.2)
             else:
                 return
+
+
+async def test_planted_secrets_are_found_in_no_log_process_file_or_table(deployed: Deployed, tmp_path: Path) -> None:
+    """Everything secret that a deployment is given or makes, looked for while a machine with a secret runs."""
+    stage, project = deployed.stage, f"/v1/projects/{showcase.PROJECT}"
+    identity = tmp_path / "identity"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "planted", "-f", str(identity)], check=True)
+    word = f"planted-{uuid.uuid4().hex}"
+    secrets = {"user data": word.encode(), "identity": identity.read_bytes().splitlines()[2]}
+    headers = {"authorization": f"Bearer {stage.token_file.read_text().strip()}"}
+    async with httpx2.AsyncClient(base_url=stage.api_url, headers=headers, timeout=60, trust_env=False) as client:
+        for name, path, body in (
+            ("token", "/v1/tokens", {"name": "planted", "role": "member", "project": showcase.PROJECT}),
+            ("key", f"{project}/keys", {"name": "planted"}),
+        ):
+            made = await client.post(path, json=body, headers={"idempotency-key": f"planted-{name}"})
+            assert made.status_code == 201, made.text
+            secrets[name] = made.json()["secret"].encode()
+        wrong = await client.get("/v1/projects", headers={"authorization": f"Bearer {word}"})
+        assert wrong.status_code == 401, "a wrong token is a secret too: somebody's, of somewhere else"
+        host = deployed.lab.hosts[0]
+        await asyncio.to_thread(host.authorize, identity.with_suffix(".pub").read_text())
+        body = {"address": host.address, "port": host.port, "user": "root", "identity": identity.read_text()}
+        await client.post("/v1/hosts/preflight", json=body)
+    await deployed.create("planted", user_data=f"#!/bin/sh\necho {word} >/root/planted\n")
+    vm = await deployed.until("planted", "running")
+    await deployed.login(vm, "true")
+
+    state = stage.state_directory
+    master, operator = (state / "master.key").read_bytes(), stage.token_file.read_text().strip()
+    homes = frozenset({state / "master.key", stage.token_file})
+    assert {path.stat().st_mode & 0o777 for path in homes} == {0o600}
+    secrets |= {"master key": master.strip(), "operator token": operator.encode()}
+    wanted = planted.needles(secrets)
+    database = Postgres(directory=state / "postgres").url()
+    in_rows, size = await planted.in_database(database, wanted | {b"PRIVATE KEY": "a private key"})
+    assert size > 10_000, "the database was read"
+    found = in_rows + planted.in_processes(stage.directory, wanted)
+    found += await asyncio.to_thread(planted.in_files, state, wanted | {b"PRIVATE KEY": "a private key"}, homes=homes)
+    found += await asyncio.to_thread(planted.in_files, stage.directory / "lab", wanted)
+    found += [f"{name} in up.log" for form, name in wanted.items() if form in (stage.directory / "up.log").read_bytes()]
+    assert found == []
+    await deployed.delete("planted")

@@ -74,9 +74,8 @@ def test_prometheus_scrapes_our_listeners() -> None:
     scrape = yaml.safe_load((ROOT / "provisioning/observability/prometheus.yml").read_text())["scrape_configs"]
     targets = {target for job in scrape for group in job.get("static_configs", []) for target in group["targets"]}
     assert targets == {"api:8700", "gateway:8800"}
-    found = [entry for job in scrape for entry in job.get("dns_sd_configs", [])]
-    port = int(OURS["worker"]["environment"]["BEDPLATE_WORKER__METRICS_LISTEN"].rpartition(":")[2])
-    assert [(entry["names"], entry["port"]) for entry in found] == [(["worker"], port)]
+    for name in ("api", "worker", "watch"):
+        assert "state:/var/lib/bedplate" in OURS[name]["volumes"], "the API shows their metrics through the state directory"
 
 
 def test_the_image_has_the_version_and_all_packages() -> None:
