@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from controlplane.embedded import showcase
 from controlplane.embedded.cleaning import clean
@@ -89,9 +90,13 @@ def main(arguments: list[str] | None = None) -> int:
         return clean(directory)
     if directory.exists() and clean(directory, before_a_new_run=True):
         return 1
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         return asyncio.run(run(directory, once=chosen.once, as_json=chosen.json))
-    return 130
+    except ValidationError as error:
+        print(f"bedplate demo: the configuration is not valid: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from controlplane.embedded.client import ApiFailed, Json, chat
-from controlplane.embedded.services import base_environment, python
+from controlplane.embedded.services import python
 from controlplane.embedded.stage import GATEWAY, HOSTS, Stage, StageFailed
 from controlplane.embedded.timeline import Step
 from provisioning.lab.lab import Lab, LabHost
@@ -82,7 +82,7 @@ async def make_lab(stage: Stage) -> Lab:
 async def build_image(stage: Stage) -> Path:
     """The guest image from Debian packages; from the cache when it is there."""
     with stage.timeline.step("Build the guest image") as step:
-        output = await _run(python("provisioning.images", "build"), step, seconds=_IMAGE_SECONDS)
+        output = await _run(python("provisioning.images", "build"), stage.environment(), step, seconds=_IMAGE_SECONDS)
         directory = Path(output.strip().splitlines()[-1])
         step.note(directory.name)
         return directory
@@ -271,7 +271,7 @@ async def ask(stage: Stage, key: str) -> str:
         return answer.text
 
 
-async def _run(argv: tuple[str, ...], step: Step, *, seconds: float) -> str:
+async def _run(argv: tuple[str, ...], environment: dict[str, str], step: Step, *, seconds: float) -> str:
     """Run a program of ours; its last line of words is the step's detail, its output the result."""
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -279,7 +279,7 @@ async def _run(argv: tuple[str, ...], step: Step, *, seconds: float) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-        env=base_environment(),
+        env=environment,
     )
     assert process.stdout is not None
     assert process.stderr is not None

@@ -70,6 +70,16 @@ class Stage:
             raise StageFailed("the control plane is not up yet")
         return self._api
 
+    def environment(self) -> dict[str, str]:
+        """Of our programs: nothing of a real deployment's settings, so that a demo never touches its database."""
+        kept = {name: value for name, value in base_environment().items() if not name.startswith("BEDPLATE_")}
+        kept["BEDPLATE_CONFIG"] = str(self.directory / "no-config.toml")
+        if self.settings.apt_mirror:
+            kept["BEDPLATE_APT_MIRROR"] = self.settings.apt_mirror
+        if self.settings.cache_dir is not None:
+            kept["BEDPLATE_CACHE_DIR"] = str(self.settings.cache_dir)
+        return kept
+
     async def start_control_plane(self) -> None:
         """`bedplate up` on a state directory of our own, on free ports; returns when it is ready."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -77,8 +87,8 @@ class Stage:
             pwd.getpwnam(SYSTEM_USER)
         except KeyError:
             (self.directory / "made-account").touch()  # what a demo made goes with it
-        self._api_listen = _free(self.settings.api.listen)
-        self._gateway_listen = _free(self.settings.gateway.listen)
+        self._api_listen = _free("127.0.0.1:8700")
+        self._gateway_listen = _free("127.0.0.1:8800")
         with (self.directory / "up.log").open("wb") as log:
             self._up = await asyncio.create_subprocess_exec(
                 "setpriv",
@@ -90,7 +100,7 @@ class Stage:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=base_environment()
+                env=self.environment()
                 | {
                     "BEDPLATE_STATE_DIR": str(self.state_directory),
                     "BEDPLATE_API__LISTEN": self._api_listen,
