@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class ShiftedClock(SystemClock):
+    """A control plane that goes wrong by `by`, which to it looks like a host that does."""
+
+    def __init__(self) -> None:
+        self.by = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.by
+
+
 class Nudged(Publisher):
     """Every nudge goes to the runner of this process."""
 
@@ -88,6 +99,7 @@ class Deployment:
     database: Database
     runner: Runner
     app: FastAPI
+    clock: ShiftedClock
 
     async def get(self, path: str) -> Any:
         answer = await self.client.get(path)
@@ -135,7 +147,7 @@ def fingerprint(host: LabHost) -> str:
 
 @contextlib.asynccontextmanager
 async def open_deployment(database_url: str, state_dir: Path) -> AsyncIterator[Deployment]:
-    publisher, sealer = Nudged(), Sealer(bytes(32))
+    publisher, sealer, clock = Nudged(), Sealer(bytes(32)), ShiftedClock()
     database = await Database.open(database_url, publisher=publisher)
     settings = Settings(state_dir=state_dir)
     async with database.sessionmaker.begin() as session:
@@ -143,7 +155,7 @@ async def open_deployment(database_url: str, state_dir: Path) -> AsyncIterator[D
         session.add(token.row)
     app = create_app(settings, database, sealer=sealer)
     links = SshLinks(RowDirectory(database.pool, sealer))
-    world = World(database=database, hosts=links, clock=SystemClock(), settings=settings, sealer=sealer)
+    world = World(database=database, hosts=links, clock=clock, settings=settings, sealer=sealer)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(database.close)
         stack.push_async_callback(links.close)
@@ -157,7 +169,7 @@ async def open_deployment(database_url: str, state_dir: Path) -> AsyncIterator[D
                 timeout=120,
             )
         )
-        yield Deployment(client=client, database=database, runner=runner, app=app)
+        yield Deployment(client=client, database=database, runner=runner, app=app, clock=clock)
 
 
 async def eventually(condition: Callable[[], Any], explain: Callable[[], Any] = lambda: "", seconds: float = 30) -> None:

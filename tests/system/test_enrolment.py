@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,40 @@ async def test_a_machine_that_is_not_fit_is_refused_before_anything_changes(depl
     assert "AllowUsers" in operation["error_detail"]
     assert difference(before, snapshot(host)) == {}
     assert (await deployment.remove(added["name"]))["state"] == "succeeded"
+
+
+NEIGHBOURS = """
+set -e
+printf 'table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }' | nft -f -
+mkdir -p /etc/ufw && echo ENABLED=yes >/etc/ufw/ufw.conf
+cp /bin/sleep /run/dockerd && (/run/dockerd 300 >/dev/null 2>&1 &)
+ip link add odd0 type veth peer name odd1
+ip -6 addr add 2a00:1450:4001::1/64 dev odd0 nodad
+ip -6 addr add 2a02:26f0:1::1/64 dev odd0 nodad
+"""
+
+
+async def test_what_may_disturb_machines_is_found_and_does_not_keep_a_host_out(deployment: Deployment, host: LabHost) -> None:
+    """Foreign forward policies, a second global IPv6 prefix, a clock that is wrong, a host that is a VM."""
+    await deployment.bootstrap(host)
+    _, quiet = await deployment.preflight(host)
+    quiet_checks = {check["name"]: check for check in quiet["report"]["checks"]}
+    assert not {"firewall", "ipv6"} & quiet_checks.keys()
+    assert quiet_checks["swap"]["result"] == "ok", "with or without"
+    assert ("bare_metal" in quiet_checks) == quiet["report"]["facts"]["is_virtual_machine"]
+
+    await asyncio.to_thread(host.exec, ["sh", "-c", NEIGHBOURS])
+    deployment.clock.by = timedelta(minutes=-3)
+    operation, found = await deployment.preflight(host)
+    assert operation["state"] == "succeeded"
+    report = found["report"]
+    assert report["is_fit"], report["checks"]
+    warned = {check["name"]: check for check in report["checks"] if check["result"] == "warn"}
+    for owner in ("ip filter FORWARD", "docker", "ufw"):
+        assert owner in warned["firewall"]["why"]
+    assert "bp*" in warned["firewall"]["fix"]
+    assert "several global IPv6 prefixes" in warned["ipv6"]["why"]
+    assert re.search(r"1(79|8\d) s ahead of the control plane", warned["clock"]["why"]), warned["clock"]
 
 
 async def test_an_uploaded_identity_is_used_once_and_kept_nowhere(

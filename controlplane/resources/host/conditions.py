@@ -5,12 +5,38 @@ The one rule: nothing that is missing is replaced in silence; it becomes a condi
 
 from __future__ import annotations
 
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from controlplane.core.json import Json
+from hostagent.protocol.enrol import Check, PreflightReport
 from hostagent.protocol.facts import HostFacts
 
 MIN_FREE_RATIO = 0.1
+MOST_SKEW = timedelta(seconds=2)
+_ANSWER_SECONDS = 15.0  # facts may have been that long on their way
+
+
+def clock_skew(clock_unix_ms: int, asked: datetime, answered: datetime) -> timedelta:
+    """How far a clock that was read between two moments of ours is ahead of us (behind: negative), at least."""
+    if clock_unix_ms == 0:  # not told
+        return timedelta(0)
+    shown = datetime.fromtimestamp(clock_unix_ms / 1000, tz=asked.tzinfo)
+    return max(shown - answered, timedelta(0)) + min(shown - asked, timedelta(0))
+
+
+def with_clock(report: PreflightReport, asked: datetime, answered: datetime) -> PreflightReport:
+    """The report with the host's clock compared with ours, which only the control plane can do."""
+    skew = clock_skew(report.facts.clock_unix_ms, asked, answered)
+    if abs(skew) <= MOST_SKEW:
+        return report
+    found = Check(name="clock", result="warn", why=_skew_words(skew), fix="Let chrony or systemd-timesyncd set it.")
+    return replace(report, checks=tuple(found if check.name == "clock" else check for check in report.checks))
+
+
+def _skew_words(skew: timedelta) -> str:
+    seconds = skew.total_seconds()
+    return f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the control plane's"
 
 
 def conditions(facts: HostFacts, *, data_interface: str, now: datetime) -> list[Json]:
@@ -19,6 +45,7 @@ def conditions(facts: HostFacts, *, data_interface: str, now: datetime) -> list[
         _condition("Ready", "true", "enrolled", f"Agent {facts.agent_version} answers.", now),
         *_machine_conditions(facts, now),
         *_data_conditions(facts, data_interface, now),
+        *_clock_conditions(facts, now),
     ]
     if facts.state_total_bytes and facts.state_free_bytes < facts.state_total_bytes * MIN_FREE_RATIO:
         free = facts.state_free_bytes >> 30
@@ -46,6 +73,13 @@ def _data_conditions(facts: HostFacts, data_interface: str, now: datetime) -> li
         return []
     words = f"The data interface {data_interface} does not exist on the host."
     return [_condition("DataNetwork", "false", "data_interface_missing", words, now)]
+
+
+def _clock_conditions(facts: HostFacts, now: datetime) -> list[Json]:
+    skew = clock_skew(facts.clock_unix_ms, now - timedelta(seconds=_ANSWER_SECONDS), now)
+    if abs(skew) <= MOST_SKEW:
+        return []
+    return [_condition("Clock", "false", "clock_skew", f"{_skew_words(skew).capitalize()}, or more.", now)]
 
 
 def _condition(kind: str, status: str, reason: str, message: str, now: datetime) -> dict[str, Json]:

@@ -33,6 +33,7 @@ from controlplane.remote.login import Login, LoginRefused, Target, learn_fingerp
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.host import artifacts, keys
 from controlplane.resources.host.artifacts import ArtifactStore
+from controlplane.resources.host.conditions import with_clock
 from controlplane.resources.host.learned import learn
 from hostagent.protocol import codec
 from hostagent.protocol.enrol import ChangeLine, InstallPlan
@@ -97,7 +98,9 @@ class HostProgram(Program[Host, HostLinks]):
     async def preflight(self) -> Outcome:
         """Ask the host whether it is fit; nothing is changed yet."""
         async with entered(type(self).logins, await self._target(), self.attempt) as login:
+            asked = self.world.clock.now()
             report = await enrol.preflight(login, agent_file(), self._plan())
+            report = with_clock(report, asked, self.world.clock.now())
         async with self.tx() as tx:
             host = await tx.session.get_one(Host, self.subject_id)
             host.report = codec.encode(report)
@@ -285,8 +288,9 @@ class HostPreflightProgram(Program[HostPreflight, HostLinks]):
         async with self.tx() as tx:
             (await tx.session.get_one(HostPreflight, row.id)).fingerprint = found
         async with entered(type(self).logins, await self._target(found), self.attempt) as login:
-            plan = await self._plan()
+            plan, asked = await self._plan(), self.world.clock.now()
             report = await enrol.preflight(login, agent_file(), plan)
+            report = with_clock(report, asked, self.world.clock.now())
             lines = await enrol.plan_changes(login, agent_file(), plan) if report.is_fit else ()
         async with self.tx() as tx:
             seen = await tx.session.get_one(HostPreflight, row.id)
