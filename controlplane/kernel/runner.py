@@ -56,6 +56,7 @@ class Runner:
     async def close(self) -> None:
         """Stop: running steps are cancelled and given back untried."""
         self._is_closing = True
+        await asyncio.sleep(0)  # a task cancelled before it begins could not give its run back
         for timer in self._timers.values():
             timer.cancel()
         tasks = [*self._tasks.values(), *([self._renewer] if self._renewer else [])]
@@ -87,7 +88,7 @@ class Runner:
         room = room if limit is None else min(room, limit)
         if room <= 0 or self._is_closing:
             return 0
-        rows = await self.database.leases.fetch(sql.CLAIM_BY_SHARD, list(shards), _lease(), self.registry.seconds_json, room)
+        rows = await self._lease(sql.CLAIM_BY_SHARD, list(shards), _new_lease(), self.registry.seconds_json, room)
         for row in rows:
             self._held[row["id"]] = (row["lease"], None)
             self._track(row["id"], asyncio.create_task(self._drive(row)))
@@ -131,10 +132,29 @@ class Runner:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     async def _claim(self, run_id: str) -> asyncpg.Record | None:
-        row = await self.database.leases.fetchrow(sql.CLAIM_BY_ID, run_id, _lease(), self.registry.seconds_json)
-        if row is not None:
+        rows = await self._lease(sql.CLAIM_BY_ID, run_id, _new_lease(), self.registry.seconds_json)
+        for row in rows:
             self._held[run_id] = (row["lease"], None)
-        return row
+            return row
+        return None
+
+    async def _lease(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
+        """Claim. Cancelled meanwhile, or claimed while we close: what the server leased is given back, not kept 15 s."""
+        claim = asyncio.ensure_future(self.database.leases.fetch(statement, *arguments))
+        try:
+            rows = await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await self._give_back(await claim)
+            raise
+        if self._is_closing:
+            await self._give_back(rows)
+            return []
+        return rows
+
+    async def _give_back(self, rows: Sequence[asyncpg.Record]) -> None:
+        for row in rows:
+            await self.database.pool.execute(sql.PUT_BACK, row["id"], row["lease"], row["step"])
 
     async def _renew_forever(self) -> None:
         while True:
@@ -289,5 +309,5 @@ class Runner:
             await incident.resolve_run_incidents(self.database.pool, work.run_id, [DEADLINE_MISSED])
 
 
-def _lease() -> int:
+def _new_lease() -> int:
     return random.getrandbits(62)

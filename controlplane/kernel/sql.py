@@ -124,9 +124,12 @@ MOVE = "UPDATE run SET shard = $3::smallint WHERE id = $1 AND lease = $2"
 
 CONSUME = "DELETE FROM signal WHERE run_id = $1 AND seen_at IS NOT NULL"
 
+# These three leave the step as it is (`start` gets its name, $n): when the answer to a commit was lost, the row may be one step
+# further than we know, and must not be turned back.
+
 # The scheduled wake_at stays; one that has passed meanwhile (a chain of hops, a slow step) is drawn again.
 RELEASE = """
-UPDATE run SET step = $4, lease = NULL, lease_until = NULL, last_error = $3,
+UPDATE run SET step = CASE WHEN step = 'start' THEN $4 ELSE step END, lease = NULL, lease_until = NULL, last_error = $3,
     not_before = now() + least(attempt, 10) * interval '1 second',
     wake_at = CASE WHEN wake_at > now() THEN wake_at
         ELSE now() + random() * least(60.0, power(2, least(attempt, 6))) * interval '1 second' END
@@ -135,13 +138,15 @@ RETURNING attempt, extract(epoch FROM wake_at - now())::float8 AS seconds"""
 
 # Give it back untried: the process ends, or the run has to be looked at anew.
 PUT_BACK = """
-UPDATE run SET step = $3, lease = NULL, lease_until = NULL, attempt = greatest(attempt - 1, 0), wake_at = now(),
+UPDATE run SET step = CASE WHEN step = 'start' THEN $3 ELSE step END, lease = NULL, lease_until = NULL,
+    attempt = greatest(attempt - 1, 0), wake_at = now(),
     not_before = now()
 WHERE id = $1 AND lease = $2"""
 
 PARK = """
 WITH parked AS (
-    UPDATE run SET step = $5, parked_at = now(), parked_code = $3, parked_detail = $4, last_error = $4, attempt = 0,
+    UPDATE run SET step = CASE WHEN step = 'start' THEN $5 ELSE step END, parked_at = now(), parked_code = $3,
+        parked_detail = $4, last_error = $4, attempt = 0,
         lease = NULL, lease_until = NULL, wake_at = NULL, not_before = now()
     WHERE id = $1 AND lease = $2
     RETURNING id, program, subject

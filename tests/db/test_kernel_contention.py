@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -184,6 +185,51 @@ async def test_closing_gives_work_back_untried(database: Database, world: World[
                 await asyncio.sleep(0.02)
     run = await database.pool.fetchrow("SELECT lease, attempt, wake_at <= now() AS is_due FROM run")
     assert tuple(run) == (None, 0, True)
+
+
+@pytest.mark.parametrize("error", [OSError("the answer was lost"), asyncio.CancelledError()])
+async def test_a_commit_whose_answer_was_lost_is_not_turned_back(
+    database: Database, runners: list[Runner], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The hop is on the disk, its answer is not here: the run goes on from the next step, its effect stays single."""
+    from controlplane.kernel.database import _Connection
+
+    lost: list[str] = []
+    execute = _Connection.execute
+
+    async def lossy(self: _Connection, query: str, *arguments: object, **options: Any) -> str:
+        answer = await execute(self, query, *arguments, **options)
+        if query == "COMMIT" and not lost:
+            lost.append(query)
+            raise error
+        return answer
+
+    monkeypatch.setattr(_Connection, "execute", lossy)
+    async with database.session() as session:
+        run_id = await kernel.start(session, "leaf", "lossy")
+    with contextlib.suppress(asyncio.CancelledError):
+        await runners[0].advance(run_id)
+    run = await database.pool.fetchrow("SELECT step, lease FROM run WHERE id = $1", run_id)
+    assert lost
+    assert tuple(run) == ("two", None)
+    await sweep_until(runners, database)
+    counts = await database.pool.fetch("SELECT count(*) FROM effect WHERE is_exact GROUP BY step")
+    assert [row[0] for row in counts] == [1] * 5
+
+
+async def test_a_claim_cut_off_is_given_back(database: Database, world: World[Any], table: None) -> None:
+    """Cancelled at any moment between sending the claim and having the run: nothing stays leased."""
+    async with database.session() as session:
+        for number in range(30):
+            await kernel.start(session, "sleeper", f"cut{number}")
+    for moment in range(12):
+        async with Runner(world=world, registry=toys.registry()) as runner:
+            sweep = asyncio.create_task(runner.sweep(ALL_SHARDS))
+            for _ in range(moment):
+                await asyncio.sleep(0.0005)
+            sweep.cancel()
+            await asyncio.gather(sweep, return_exceptions=True)
+        assert await database.pool.fetchval("SELECT count(*) FROM run WHERE lease IS NOT NULL") == 0
 
 
 async def test_room_is_bounded_and_the_rest_stays_due(database: Database, world: World[Any], table: None) -> None:
