@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -46,6 +47,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         asyncio.create_task(land_for_ever(journal, mine.instance, settings.database.url), name="lander"),
         asyncio.create_task(sync_for_ever(journal, mine.journal_sync_ms / 1000), name="journal-sync"),
     ]
+    for task in tasks:
+        task.add_done_callback(_stop_for_want_of)
     try:
         await keeper.tried()
         yield Gateway(keeper=keeper, limiter=limiter, means=means, max_body_bytes=mine.max_body_bytes)
@@ -57,6 +60,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await _land_last(journal, mine.instance, settings.database.url)
         journal.shut()
+
+
+def _stop_for_want_of(task: asyncio.Task[None]) -> None:
+    """These run for ever: one that fails is a fault of ours, and a gateway that does not meter must not look well."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("%s failed: the gateway stops, to be started anew", task.get_name(), exc_info=error)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def land_for_ever(journal: Journal, instance: str, database_url: str) -> None:

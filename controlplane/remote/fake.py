@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from controlplane.remote.link import AgentError, Events, HostUnreachable, Stream
+from controlplane.remote.link import AgentError, Events, HostUnreachable, KeyRefused, Stream
 from controlplane.remote.typed import TypedCalls
 from hostagent.protocol import codec, frames
 from hostagent.protocol.frames import Answer, Request
@@ -59,7 +59,7 @@ class FakeLinks(TypedCalls):
     def __init__(self) -> None:
         self._hosts: dict[str, AnswerFunction] = {}
         self._uploads: dict[str, UploadFunction] = {}
-        self._unreachable: dict[str, str] = {}
+        self._unreachable: dict[str, HostUnreachable] = {}
         self._ids = 0
         self.calls: list[tuple[str, str, object]] = []
         self.stream: StreamFunction | None = None
@@ -71,7 +71,11 @@ class FakeLinks(TypedCalls):
 
     def cut(self, host_id: str, detail: str = "connection refused") -> None:
         """From now on the host cannot be reached, until `mend`."""
-        self._unreachable[host_id] = detail
+        self._unreachable[host_id] = HostUnreachable(host_id, detail)
+
+    def lock_out(self, host_id: str) -> None:
+        """From now on the host answers and refuses the key, until `mend`: its agent was taken off."""
+        self._unreachable[host_id] = KeyRefused(host_id, "the key is refused")
 
     def mend(self, host_id: str) -> None:
         self._unreachable.pop(host_id, None)
@@ -125,7 +129,8 @@ class FakeLinks(TypedCalls):
 
     def _reach(self, host_id: str) -> AnswerFunction:
         if host_id in self._unreachable:
-            raise HostUnreachable(host_id, self._unreachable[host_id])
+            known = self._unreachable[host_id]
+            raise type(known)(host_id, known.detail)
         if host_id not in self._hosts:
             raise HostUnreachable(host_id, "no such host in this test")
         return self._hosts[host_id]

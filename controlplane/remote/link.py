@@ -28,7 +28,18 @@ from hostagent.protocol.wanted import (
 Result = Running | Succeeded | Failed
 Wanted = ImageWanted | VolumeWanted | NicWanted | NetworkWanted | VmWanted
 
-__all__ = ["AgentError", "Events", "HostKeyChanged", "HostLinks", "HostUnreachable", "Result", "Stream", "Wanted", "kind_of"]
+__all__ = [
+    "AgentError",
+    "Events",
+    "HostKeyChanged",
+    "HostLinks",
+    "HostUnreachable",
+    "KeyRefused",
+    "Result",
+    "Stream",
+    "Wanted",
+    "kind_of",
+]
 
 _KINDS: dict[type, str] = {
     ImageWanted: "image",
@@ -46,6 +57,10 @@ class HostUnreachable(Exception):
         self.host_id = host_id
         self.detail = detail
         super().__init__(f"{host_id}: {detail}")
+
+
+class KeyRefused(HostUnreachable):
+    """The host answers, and does not let the control plane's key in: the agent was never there, or is taken off."""
 
 
 class HostKeyChanged(Exception):

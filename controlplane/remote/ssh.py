@@ -20,7 +20,7 @@ from prometheus_client import Histogram
 
 from controlplane.remote.access import Access, Directory
 from controlplane.remote.channel import ByteStream, RpcChannel, Subscription
-from controlplane.remote.link import AgentError, HostKeyChanged, HostUnreachable
+from controlplane.remote.link import AgentError, HostKeyChanged, HostUnreachable, KeyRefused
 from controlplane.remote.typed import TypedCalls
 from hostagent.protocol import codec
 from hostagent.protocol.frames import MAX_CHANNELS
@@ -123,7 +123,7 @@ class _Host:
 
     def _again(self, error: Exception) -> Exception:
         if isinstance(error, HostUnreachable):
-            return HostUnreachable(self.id, error.detail)
+            return type(error)(self.id, error.detail)
         if isinstance(error, HostKeyChanged):
             return HostKeyChanged(self.id, error.expected, error.found)
         return HostUnreachable(self.id, str(error))
@@ -140,7 +140,7 @@ class _Host:
         except asyncssh.HostKeyNotVerifiable as error:
             raise HostKeyChanged(self.id, access.fingerprint, client.shown or "none") from error
         except asyncssh.PermissionDenied as error:
-            raise HostUnreachable(self.id, f"{where} refuses our key") from error
+            raise KeyRefused(self.id, f"{where} refuses our key") from error
         except (OSError, asyncssh.Error, ValueError) as error:
             words = "the connection is refused" if isinstance(error, ConnectionRefusedError) else str(error)
             raise HostUnreachable(self.id, f"{where}: {words or type(error).__name__}") from error

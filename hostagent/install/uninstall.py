@@ -30,6 +30,7 @@ from hostagent.protocol.enrol import Change, ChangeLine
 from hostagent.protocol.errors import AgentError
 
 LINK = re.compile(r"b[pq][0-9a-z]{12}")
+_LEAVING = re.compile(r"^(?:Purg|Remv) (\S+)", re.MULTILINE)
 ROUTE_PROTOCOLS = ("190", "191")
 _STOP_SECONDS = 30.0
 
@@ -42,13 +43,15 @@ def uninstall(paths: Paths, *, is_dry_run: bool) -> Iterator[ChangeLine]:
         return
     kind = service_kind(layout)
     stop_all(kind, paths)
+    ours = frozenset(entry["subject"] for entry in entries if entry["kind"] == "package")
     for entry in entries:
         try:
+            kept = remove_package(entry["subject"], ours) if entry["kind"] == "package" else ""
             undo(entry, kind, layout)
         except (OSError, CommandFailed, AgentError) as error:
             yield ChangeLine(change=_change(entry), state="failed", message=str(error))
             return
-        yield ChangeLine(change=_change(entry), state="done")
+        yield ChangeLine(change=_change(entry), state="done", message=kept)
     for directory in (paths.programs, paths.log, paths.state):
         empty(directory)
     remove_tree(paths.run)
@@ -79,9 +82,6 @@ def undo(entry: dict[str, Any], kind: str, layout: Layout) -> None:
     """One change of the manifest. Undone already is success."""
     path, before = Path(entry["subject"]), entry["before"]
     match entry["kind"]:
-        case "package":
-            if command("dpkg-query", "--show", "--showformat=${db:Status-Status}", str(path), check=False) != "not-installed":
-                command("apt-get", "purge", "--yes", str(path), seconds=APT_SECONDS)
         case "user":
             remove_user(layout)
         case "directory":
@@ -97,6 +97,18 @@ def undo(entry: dict[str, Any], kind: str, layout: Layout) -> None:
             command("systemctl", "daemon-reload")
         case _:
             return
+
+
+def remove_package(name: str, ours: frozenset[str]) -> str:
+    """Why it stays, "" when it is gone: what somebody installed since and needs it must not go with it."""
+    if command("dpkg-query", "--show", "--showformat=${db:Status-Status}", name, check=False) in ("", "not-installed"):
+        return ""
+    simulated = command("apt-get", "purge", "--simulate", "--yes", name, seconds=APT_SECONDS)
+    others = sorted(set(_LEAVING.findall(simulated)) - ours - {name})
+    if others:
+        return f"kept: {', '.join(others)} would go with it"
+    command("apt-get", "purge", "--yes", name, seconds=APT_SECONDS)
+    return ""
 
 
 def stop_all(kind: str, paths: Paths) -> None:

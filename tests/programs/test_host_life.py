@@ -7,13 +7,16 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from controlplane.kernel.harness import Harness, Scenario
 from controlplane.kernel.registry import Registry
+from controlplane.kernel.runner import Runner
 from controlplane.kernel.world import World
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
@@ -21,6 +24,7 @@ from controlplane.remote.fake import FakeLinks
 from controlplane.remote.link import AgentError
 from controlplane.remote.login import LoginRefused, Ran, Target
 from controlplane.resources.host import service
+from controlplane.resources.host.keys import new_key
 from controlplane.resources.host.program import HostPreflightProgram, HostProgram
 from controlplane.resources.host.schemas import HostCreate, PreflightCreate
 from hostagent.protocol import codec
@@ -43,6 +47,7 @@ class Server:
     host_id: str = ""
     present: set[tuple[str, str]] = field(default_factory=set)
     is_closed: bool = False
+    is_slow_to_leave: bool = False
     boot: int = 1
 
     @asynccontextmanager
@@ -81,7 +86,7 @@ class Server:
 
     def leave(self) -> None:
         self.present.clear()
-        self.links.cut(self.host_id)
+        self.links.lock_out(self.host_id)
 
     async def answer(self, request: Request) -> Answer:
         boot = f"boot-{self.boot}"
@@ -97,7 +102,10 @@ class Server:
                 self.boot += request.body["boot_id"] == boot
                 return Answer(id=request.id)
             case "host.uninstall":
-                self.leave()
+                if self.is_slow_to_leave:
+                    self.links.cut(self.host_id, "the agent is not running")
+                else:
+                    self.leave()
                 return Answer(id=request.id)
             case verb:
                 return Answer(id=request.id, error=AgentError("verb.unknown", verb, retryable=False))
@@ -148,3 +156,54 @@ async def test_every_step_of_a_preflight_may_be_cut(world: World[Any], links: Fa
 
     scenario = Scenario(registry=Registry([HostPreflightProgram]), program="host_preflight", make=make, leftovers=leftovers)
     assert await Harness(replace(world, hosts=links), scenario).run() > 5
+
+
+async def test_a_host_that_is_only_silent_is_not_taken_off_yet(world: World[Any], links: FakeLinks, server: Server) -> None:
+    world = replace(world, hosts=links)
+    async with world.database.session() as session:
+        host_id = (await service.add(session, world.sealer, body(1))).id
+    async with Runner(world=world, registry=Registry([HostProgram])) as runner:
+        run_id = await run_of(world, "host", host_id)
+        await runner.advance(run_id)
+        server.is_slow_to_leave = True
+        async with world.database.session() as session:
+            await service.remove(session, world.clock, await session.get_one(Host, host_id), is_forgotten=False)
+        for _ in range(3):
+            await let_wake(world, run_id)
+            await runner.advance(run_id)
+        async with world.database.session() as session:
+            assert await session.get(Host, host_id) is not None, "its agent is silent, its key may still be there"
+        server.leave()
+        await let_wake(world, run_id)
+        await runner.advance(run_id)
+        async with world.database.session() as session:
+            assert await session.get(Host, host_id) is None
+
+
+async def test_a_preflight_that_failed_keeps_no_identity(world: World[Any], links: FakeLinks, server: Server) -> None:
+    world = replace(world, hosts=links)
+    server.is_closed = True
+    async with world.database.session() as session:
+        identity = new_key("operator")[1].decode()
+        wanted = PreflightCreate(address="h.test", host_key_fingerprint=FINGERPRINT, identity=SecretStr(identity))
+        row_id = (await service.preflight(session, world.sealer, wanted)).id
+    async with Runner(world=world, registry=Registry([HostPreflightProgram])) as runner:
+        await runner.advance(await run_of(world, "host_preflight", row_id))
+        async with world.database.session() as session:
+            row = await session.get_one(HostPreflight, row_id)
+            assert row.identity_sealed is None
+            row.created_at = func.now() - timedelta(days=3)
+        async with world.database.session() as session:
+            await service.preflight(session, world.sealer, PreflightCreate(address="h2.test"))
+        await runner.advance(await run_of(world, "host_preflight", row_id))
+        async with world.database.session() as session:
+            assert await session.get(HostPreflight, row_id) is None, "also a parked one goes in the end"
+
+
+async def run_of(world: World[Any], program: str, subject: str) -> str:
+    query = "SELECT id FROM run WHERE program = $1 AND subject = $2 AND finished_at IS NULL"
+    return await world.database.pool.fetchval(query, program, subject)
+
+
+async def let_wake(world: World[Any], run_id: str) -> None:
+    await world.database.pool.execute("UPDATE run SET wake_at = now(), not_before = now() WHERE id = $1", run_id)

@@ -28,7 +28,7 @@ from controlplane.models.image import ImageCopy
 from controlplane.placement.wake import wake_waiting
 from controlplane.remote import enrol
 from controlplane.remote.enrol import AgentFile, EnrolFailed
-from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
+from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable, KeyRefused
 from controlplane.remote.login import Login, LoginRefused, Target, learn_fingerprint, open_login
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.host import artifacts, keys
@@ -46,6 +46,7 @@ from provisioning.host import zipapp
 TRIES = 3
 TRIES_OF_AGENT = 10
 LOOK_SECONDS = 300
+LOOKS_AT_LEAVING = 300  # two seconds apart at least: purging packages may take minutes
 ON_HOST = ("cpus", "memory_bytes", "data_interface")
 Logins: TypeAlias = "Callable[[Target], AbstractAsyncContextManager[Login]]"
 
@@ -82,9 +83,12 @@ async def entered(logins: Logins, target: Target, attempt: int) -> AsyncIterator
 
 
 class HostMemo(Memo):
-    """`is_leaving`: the agent was told to take itself off. `boot_id`: the boot that a reboot is to end."""
+    """`is_leaving`: the agent was told to take itself off; `looks`: how often we looked since whether it has. `boot_id`: the
+    boot that a reboot is to end.
+    """
 
     is_leaving: bool = False
+    looks: int = 0
     boot_id: str = ""
 
 
@@ -225,14 +229,18 @@ class HostProgram(Program[Host, HostLinks]):
         return not copies or self.subject.is_forgotten
 
     async def _is_taken_off(self) -> bool:
-        """By the agent itself where one answers; else as an operator would, with the first login."""
+        """By the agent itself where one answers; else, or when that does not come to its end, as an operator would, with
+        the first login. Deleting the key is the removal's last act, so a host that is only silent is not done.
+        """
         if not self.memo.is_leaving and self.subject.facts is not None and await self._has_asked_agent():
             self.memo.is_leaving = True
             return False
-        if self.memo.is_leaving and await self._answers():
-            return False
         if self.memo.is_leaving:
-            return True
+            if await self._refuses_key():
+                return True
+            self.memo.looks += 1
+            if self.memo.looks < LOOKS_AT_LEAVING:
+                return False
         async with entered(type(self).logins, await self._target(), self.attempt) as login:
             lines = await enrol.uninstall(login, agent_file())
         if lines and lines[-1].state == "failed":
@@ -249,13 +257,15 @@ class HostProgram(Program[Host, HostLinks]):
             return False
         return True
 
-    async def _answers(self) -> bool:
+    async def _refuses_key(self) -> bool:
         await self.world.hosts.forget(self.subject_id)
         try:
             await self.world.hosts.observe_host(self.subject_id, deadline_seconds=15)
-        except HostUnreachable:
-            return False
-        return True
+        except KeyRefused:
+            return True
+        except (HostUnreachable, AgentError):
+            pass
+        return False
 
     def _plan(self) -> InstallPlan:
         return plan_of(self.subject.ssh_public_key, self.subject.config, self.subject.architecture)
@@ -282,6 +292,14 @@ class HostPreflightProgram(Program[HostPreflight, HostLinks]):
     @step(within=timedelta(minutes=10))
     async def look(self) -> Outcome:
         """Learn the host key; with it (or the one that was expected) log in, ask, and say what adding would change."""
+        try:
+            return await self._look()
+        except Terminal:
+            async with self.tx() as tx:  # what parks is not tried again by itself: the identity has done its work
+                (await tx.session.get_one(HostPreflight, self.subject_id)).identity_sealed = None
+            raise
+
+    async def _look(self) -> Outcome:
         row = self.subject
         with failures(self.attempt):
             found = row.expected_fingerprint or await learn_fingerprint(row.address, row.port, jump=row.jump, host_id=row.id)

@@ -40,6 +40,8 @@ async def bootstrap_key(session: AsyncSession, sealer: Sealer) -> BootstrapKey:
 async def preflight(session: AsyncSession, sealer: Sealer, body: PreflightCreate) -> HostPreflight:
     """Have a worker look at a host."""
     await bootstrap_key(session, sealer)
+    for old_id in await queries.old_preflights(session):  # those that failed rest for ever by themselves
+        await kernel.destroy(session, PREFLIGHT_PROGRAM, old_id)
     row = HostPreflight(
         id=new_id(Kind.PREFLIGHT),
         address=body.address,
