@@ -116,9 +116,12 @@ async def observe(agent: Agent, body: Subject) -> ObjectObserved:
 
 
 def file_of(agent: Agent, image_id: str, name: str) -> Path:
-    """The path of one file of a complete image. Raises AgentError `image.missing` (retryable: it may still arrive)."""
+    """The path of one file of a complete image, and of nothing else. Raises AgentError `image.missing` (retryable: it may
+    still arrive).
+    """
     path = directory_of(agent, image_id) / name
-    if not path.is_file():
+    is_its_own = any(file.name == name for file in agent.documents.get("image", image_id).files)
+    if not is_its_own or not path.is_file():
         raise AgentError("image.missing", f"image {image_id} has no file {name}", image=image_id, file=name)
     return path
 

@@ -28,7 +28,7 @@ from hostagent.protocol import codec
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
-from hostagent.protocol.wanted import Observed, Purge, VmWanted
+from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, Observed, Purge, VmWanted
 from hostagent.verbs import image, lifecycle, nic, volume
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
@@ -183,6 +183,8 @@ async def plan_of(agent: Agent, document: VmWanted, job: Job) -> MachinePlan:
     _make_directory(run_directory, uid)
     _make_directory(state_directory, os.geteuid())
     agent.paths.vm_log(document.id).parent.mkdir(parents=True, exist_ok=True)
+    for name in _boot_files(document):
+        image.file_of(agent, document.image_id, name)
     mounts = document.workload.mounts if document.workload else ()
     return MachinePlan(
         vm=document,
@@ -199,6 +201,18 @@ async def plan_of(agent: Agent, document: VmWanted, job: Job) -> MachinePlan:
         seed=render_seed(document.id, document.seed, document.nics),
         is_kvm_usable=driver.traits.isolation != "container" and (await agent.probe_kvm()).usable,
     )
+
+
+def _boot_files(document: VmWanted) -> tuple[str, ...]:
+    """Names that a machine driver opens in the image's directory."""
+    match document.boot:
+        case KernelBoot(kernel_file=kernel, initramfs_file=initramfs):
+            names = (kernel, initramfs)
+        case FirmwareBoot(firmware_file=firmware):
+            names = (firmware,)
+        case None:
+            names = ()
+    return tuple(name for name in names if name)
 
 
 async def _disks(agent: Agent, document: VmWanted, job: Job) -> tuple[DiskAttachment, ...]:

@@ -249,6 +249,19 @@ async def test_ids_stay_inside(host: FakeHost, links: FakeLinks, object_id: str)
         await links.ensure("h", replace(image_wanted(), id=object_id))
 
 
+async def test_boot_files_and_bases_are_the_images_own(host: FakeHost, links: FakeLinks, tmp_path: Path):
+    await running_vm(links, tmp_path)
+    outside = host.agent.paths.state / "images" / "outside"
+    outside.write_bytes(b"another's")
+    boot = KernelBoot(kernel_file="../outside", initramfs_file="", cmdline="")
+    result = await links.ensure("h", replace(vm_wanted(TWO), boot=boot, restart_generation=1))
+    assert isinstance(result, Failed)
+    assert result.code == "image.missing"
+    result = await links.ensure("h", replace(volume_wanted(TWO), image_file="../outside"))
+    assert isinstance(result, Failed)
+    assert result.code == "image.missing"
+
+
 async def test_secrets_are_sealed_at_rest(host: FakeHost, links: FakeLinks, tmp_path: Path):
     await running_vm(links, tmp_path)
     for path in host.agent.paths.state.rglob("*"):
