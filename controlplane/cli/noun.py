@@ -174,6 +174,14 @@ class Noun:
         show_one(client.get(self.path(client, project, ref)), output)
 
 
+def print_stream(client: Any, path: str, **query: Any) -> None:
+    """Bytes as they come, to standard output."""
+    with client.stream(path, headers={}, **query) as answer:
+        for chunk in answer.iter_bytes():
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is destroyed. Raises CommandFailed when nobody can answer, or the answer is no."""
     if yes:

@@ -133,6 +133,7 @@ class Deployment:
         return await self.ended(answer.headers["x-operation-id"])
 
     async def ended(self, operation_id: str) -> dict[str, Any]:
+        operation: dict[str, Any] = {}
         for _ in range(20):
             operation = await self.get(f"/v1/operations/{operation_id}?wait=10s")
             if operation["state"] != "running":

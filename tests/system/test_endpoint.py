@@ -105,6 +105,14 @@ async def test_a_streamed_answer_and_its_account(deployed: Deployed, endpoint: J
     assert "chat" in await deployed.cli("endpoint", "list")
 
 
+async def test_what_the_engine_said_is_read_from_outside(deployed: Deployed, endpoint: Json) -> None:
+    assert endpoint["replicas"]
+    said = await deployed.cli("endpoint", "logs", "chat", "--tail", "1M")
+    assert said.strip()
+    (replica, *_) = endpoint["replicas"]
+    assert (await deployed.cli("endpoint", "logs", "chat", "--replica", replica["short_id"])).strip()
+
+
 async def test_a_killed_engine_comes_back(deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI) -> None:
     """The agent restarts it alone; the gateway sends to it again when it serves its model."""
     host = deployed.lab.host(endpoint["replicas"][0]["host"])

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.cli import spec
-from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting
-from controlplane.cli.output import Format
+from controlplane.cli.errors import CommandFailed, Exit
+from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting, print_stream
+from controlplane.cli.output import Format, say
 from controlplane.cli.size import parse_bytes
 
 noun = Noun(
@@ -95,3 +96,32 @@ def update(
     """Change what is given."""
     options = {"labels": spec.pairs(label), "description": description}
     noun.act(endpoint, body=spec.merged(file, options), project=project, output=output)
+
+
+@app.command()
+def logs(
+    endpoint: str,
+    replica: Annotated[str | None, typer.Option(help="A replica's id or short id; default: each in turn.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C; of one replica.")] = False,
+    tail: Annotated[str, typer.Option(help="How much of the end, like 64K.")] = "64K",
+    project: InProject = None,
+) -> None:
+    """What the engines of its replicas said."""
+    from controlplane.cli.client import Client, segment
+
+    client = Client()
+    shown = client.get(noun.path(client, project, endpoint))["replicas"]
+    chosen = [one for one in shown if one["vm_id"] and replica in {None, one["id"], one["short_id"]}]
+    if not chosen:
+        hint = f"bedplate endpoint show {endpoint}"
+        raise CommandFailed(
+            "no such replica with a machine", why=f"replica {replica or 'any'}", hint=hint, exit_code=Exit.NOT_FOUND
+        )
+    if follow and len(chosen) > 1:
+        names = ", ".join(one["short_id"] for one in chosen)
+        raise CommandFailed("only one replica can be followed", hint=f"add --replica, one of {names}", exit_code=Exit.USAGE)
+    for one in chosen:
+        if len(chosen) > 1:
+            say(f"==> {one['short_id']} on {one['host']}")
+        path = f"{client.in_project('vms', project)}/{segment(one['vm_id'])}/log"
+        print_stream(client, path, tail_bytes=parse_bytes(tail, "--tail"), follow=str(follow).lower())

@@ -13,7 +13,7 @@ import typer
 
 from controlplane.cli import spec
 from controlplane.cli.errors import CommandFailed, Exit
-from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting
+from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting, print_stream
 from controlplane.cli.output import Format
 from controlplane.cli.size import parse_bytes
 
@@ -212,7 +212,4 @@ def logs(
 
     client = Client()
     path = noun.path(client, project, vm, "log")
-    with client.stream(path, headers={}, tail_bytes=parse_bytes(tail, "--tail"), follow=str(follow).lower()) as answer:
-        for chunk in answer.iter_bytes():
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+    print_stream(client, path, tail_bytes=parse_bytes(tail, "--tail"), follow=str(follow).lower())
