@@ -85,9 +85,3 @@ def _finish(method: str, operation: dict[str, Any]) -> None:
                 "example": '"3"',
             }
         )
-
-
-if __name__ == "__main__":
-    from controlplane.api.reference import openapi
-
-    print(openapi(), end="")
