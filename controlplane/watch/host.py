@@ -13,6 +13,7 @@ import time
 
 import asyncpg
 from prometheus_client import Gauge
+from sqlalchemy.exc import DBAPIError
 
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.watch.deliver import Delivery
@@ -25,6 +26,8 @@ FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 15.0
 CHECK_SECONDS = 60.0
 RESET = "events.reset"
+AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, DBAPIError)
+"""How a database that is away shows itself: to the pool, and to a session."""
 
 
 class HostWatcher:
@@ -46,7 +49,7 @@ class HostWatcher:
                     await self._hold()
                 except (HostUnreachable, HostKeyChanged, AgentError) as error:
                     await self._broke(error)
-                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                except AWAY as error:
                     logger.warning("%s: the database is away: %s", self._host_id, error)
                 await asyncio.sleep(self._delay())
         finally:
@@ -90,7 +93,7 @@ class HostWatcher:
                 await self._delivery.key_changed(self._host_id, str(error))
             if now - self._silent_since >= self._lost_after_seconds:
                 await self._delivery.link(self._host_id, "lost", str(error))
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as failure:
+        except AWAY as failure:
             logger.warning("%s: the database is away: %s", self._host_id, failure)
 
     def _delay(self) -> float:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 OPEN_SECONDS = 15.0
 CHUNK_BYTES = 65_536
+SILENCE_SECONDS = 60.0
 
 
 class Relay:
@@ -79,16 +80,21 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stre
             await stream.write(chunk)
         await stream.write_eof()
 
+    has_heard = True
+
     async def inward() -> None:
+        nonlocal has_heard
         while chunk := await stream.read(CHUNK_BYTES):
+            has_heard = True
             writer.write(chunk)
             await writer.drain()
 
     near, far = asyncio.create_task(outward()), asyncio.create_task(inward())
     try:
         await asyncio.wait({near, far}, return_when=asyncio.FIRST_COMPLETED)
-        if near.done() and near.exception() is None:  # our side has said all: the host may still answer
-            await asyncio.wait({far})
+        while near.done() and near.exception() is None and not far.done() and has_heard:
+            has_heard = False  # our side has said all, or is gone: the host may still answer, but not be silent for ever
+            await asyncio.wait({far}, timeout=SILENCE_SECONDS)
     finally:
         near.cancel()
         far.cancel()

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from hostagent.lib import files
@@ -55,10 +56,26 @@ async def _connect(
                 far_reader, far_writer = await asyncio.open_connection(address, request.port)
     except (OSError, TimeoutError):
         return
+    await _pump(reader, writer, far_reader, far_writer)
+
+
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+) -> None:
+    """Until the machine has said all. A client that has said all may be gone: then a silent machine ends it too."""
+    heard = asyncio.Event()
     outward = asyncio.create_task(_copy(reader, far_writer))
-    inward = asyncio.create_task(_copy(far_reader, writer))
+    inward = asyncio.create_task(_copy(far_reader, writer, heard.set))
     try:
-        await asyncio.wait({inward})
+        await asyncio.wait({inward, outward}, return_when=asyncio.FIRST_COMPLETED)
+        while not inward.done():
+            heard.clear()
+            await asyncio.wait({inward}, timeout=SILENCE_SECONDS)
+            if not heard.is_set():
+                break
     finally:
         for task in (outward, inward):
             task.cancel()
@@ -66,9 +83,10 @@ async def _connect(
         far_writer.close()
 
 
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, on_chunk: Callable[[], None] = lambda: None) -> None:
     with contextlib.suppress(ConnectionError):
         while chunk := await source.read(CHUNK_BYTES):
+            on_chunk()
             sink.write(chunk)
             await sink.drain()
         if sink.can_write_eof():
