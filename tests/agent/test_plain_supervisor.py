@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from hostagent.drivers.supervisor.init import Init
 from hostagent.drivers.supervisor.protocol import UnitLimits, UnitWanted
+from hostagent.drivers.supervisor.unit import Unit
+from hostagent.drivers.supervisor.wire import unit_to_json
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
 from tests.conformance.conftest import Daemon, daemon, paths
@@ -216,3 +219,23 @@ def _wait(condition):
             return found
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+async def test_a_process_that_does_not_end_is_not_forgotten_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    init = Init(tmp_path)
+    (tmp_path / "supervisor").mkdir()
+    wanted = unit_to_json(unit("/bin/sleep", "60", stop_grace_seconds=0.01))
+    first = init._apply(wanted)
+    process = first.pid
+    assert process is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Unit, "_signal", lambda _unit, _number: True)  # as if it hung in the kernel
+        patch.setattr("hostagent.drivers.supervisor.unit._kill_session", lambda _session: None)
+        patch.setattr("hostagent.drivers.supervisor.unit.KILL_GRACE_SECONDS", 0.01)
+        answer = await init._answer(b'{"op": "remove", "name": "unit-1"}')
+        assert (answer["ok"], answer["code"]) == (False, "supervisor.stop_failed")
+    assert init._apply(wanted).pid == process
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    first.ended(-9)
+    assert await init._answer(b'{"op": "remove", "name": "unit-1"}') == {"ok": True}

@@ -28,7 +28,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from hostagent.drivers.supervisor.unit import StartError, Unit
+from hostagent.drivers.supervisor.unit import StartError, StopError, Unit
 from hostagent.drivers.supervisor.wire import observed_to_json, unit_from_json
 from hostagent.lib.process import kernel_boot_id
 
@@ -47,6 +47,7 @@ class Init:
         self.boot_id = ""
         self._ended = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._hang_ups: set[asyncio.Task[None]] = set()
 
     async def main(self) -> None:
         """Until SIGTERM or SIGINT; then every unit is stopped, newest first."""
@@ -55,7 +56,7 @@ class Init:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
-        loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(self._reload()))
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self._adopt()
         server = await asyncio.start_unix_server(self._serve, self._socket_path(), limit=MAX_LINE_BYTES)
         self._socket_path().chmod(0o600)
@@ -65,6 +66,11 @@ class Init:
         server.close()
         for unit in reversed(list(self.units.values())):
             await unit.stop()
+
+    def _hang_up(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload())
+        self._hang_ups.add(task)
+        task.add_done_callback(self._hang_ups.discard)
 
     def _socket_path(self) -> Path:
         return self.run / "supervisor.sock"
@@ -125,7 +131,10 @@ class Init:
             for name in self.from_files:
                 unit = self.units.get(name)
                 if unit is not None and (name not in files or unit_from_json(files[name][0]) != unit.wanted):
-                    await self._remove(name)
+                    try:
+                        await self._remove(name)
+                    except StopError as error:
+                        print(f"bedplate-init: {error}", file=sys.stderr, flush=True)
             self._autostart(files)
 
     def _reap(self) -> None:
@@ -160,7 +169,7 @@ class Init:
         try:
             request = json.loads(line)
             return {"ok": True, **await self._do(request)}
-        except StartError as error:
+        except (StartError, StopError) as error:
             return {"ok": False, "code": error.code, "message": str(error)}
         except (ValueError, TypeError, KeyError) as error:
             return {"ok": False, "code": "supervisor.bad_request", "message": f"{type(error).__name__}: {error}"}
@@ -201,6 +210,8 @@ class Init:
         if unit is None:
             return
         await unit.stop()
+        if unit.is_running:  # forgotten, it would be started a second time beside itself
+            raise StopError(f"{name}: process {unit.pid} is still there after SIGKILL")
         if self.units.get(name) is unit:
             del self.units[name]
             unit.forget()

@@ -55,6 +55,8 @@ class PlainSupervisor:
                 "supervisor.unreachable", f"the supervisor at {self.socket_path} does not answer: {error!r}"
             ) from error
         if not answer["ok"]:
+            if answer["code"] == "supervisor.stop_failed":
+                raise AgentError("supervisor.stop_failed", answer["message"])
             retryable = answer["code"] == "supervisor.start_failed"
             raise AgentError("supervisor.start_failed", answer["message"], retryable=retryable)
         return answer

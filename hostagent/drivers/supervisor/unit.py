@@ -35,6 +35,12 @@ class StartError(Exception):
         super().__init__(message)
 
 
+class StopError(Exception):
+    """The process does not end, not even by SIGKILL: it hangs in the kernel."""
+
+    code = "supervisor.stop_failed"
+
+
 class Unit:
     """States: running, exited. `restart` is `never` or `always` (with a growing pause)."""
 
