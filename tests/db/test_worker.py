@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from sqlalchemy.exc import DBAPIError
 
 from controlplane import kernel
 from controlplane.embedded.valkey import Valkey
@@ -201,8 +202,17 @@ async def test_without_redis_sweep_and_reconcilers_go_on(database: Database, dat
         cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
         async with database.pool.acquire() as connection:
             assert await connection.fetchval(cut, connection.get_server_pid()) > 2
-        async with database.session() as session:
-            await kernel.start(session, "tree", "after-the-cut")
+
+        async def start() -> bool:
+            """False while this process has not yet read that its own connection is gone too."""
+            try:
+                async with database.session() as session:
+                    await kernel.start(session, "tree", "after-the-cut")
+            except DBAPIError:
+                return False
+            return True
+
+        await until(start, 5)
         await until(are_finished(database, 8))
         assert worker.poll() is None
         worker.send_signal(signal.SIGTERM)
