@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 
 import asyncpg
-from prometheus_client import start_http_server
+from prometheus_client import Gauge, start_http_server
 
 from controlplane.core.clock import SystemClock
 from controlplane.kernel import exposition
@@ -29,6 +29,7 @@ from controlplane.watch.relay import Relay
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 2.5
+HELD = Gauge("bedplate_watch_hosts", "Hosts whose event channels this watch holds.")
 
 
 class Watch:
@@ -65,6 +66,7 @@ class Watch:
                 if task is not None and not task.cancelled() and task.exception() is not None:
                     logger.error("the watcher of %s failed", host_id, exc_info=task.exception())
                 self.tasks[host_id] = asyncio.create_task(self._make(host_id).run(), name=f"watch {host_id}")
+        HELD.set(len(self.tasks))
 
     async def _drop(self, host_id: str) -> None:
         task = self.tasks.pop(host_id)

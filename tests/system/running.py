@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -87,6 +88,12 @@ class Up:
                 with error:
                     return error.code
         return 0
+
+    def shows_metrics_of(self, name: str) -> bool:
+        """Of the process that runs now, and of no dead one."""
+        with urllib.request.urlopen(f"http://{self.api}/metrics", timeout=10) as answer:
+            found = set(re.findall(rf'process="{name}-[^"]*-(\d+)"', answer.read().decode()))
+        return found == {str(self.pid(name))}
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         token = (self.state / "operator-token").read_text().strip()

@@ -22,6 +22,8 @@ def test_kill_any_process_and_go_on(up: Up) -> None:
     up.start()
     assert up.status("/healthz") == 200
     assert up.status("/readyz") == 200
+    until(lambda: up.shows_metrics_of("worker"), "metrics of the worker")
+    until(lambda: up.shows_metrics_of("watch"), "metrics of the watch")
     code, made = up.call("POST", "/v1/projects", {"name": "kept"})
     assert code == 201, made
 
@@ -34,6 +36,8 @@ def test_kill_any_process_and_go_on(up: Up) -> None:
         up.kill(name)
         until(lambda: up.status("/readyz") == 200, f"the API is ready after {name} was killed", 60)
         assert up.call("GET", "/v1/projects/kept")[0] == 200
+    until(lambda: up.shows_metrics_of("worker"), "metrics of the worker that came after")
+    until(lambda: up.shows_metrics_of("watch"), "metrics of the watch that came after")
     asyncio.run(_flush(Valkey(directory=up.state / "valkey").socket))
     assert up.call("POST", "/v1/projects", {"name": "after-flush"})[0] == 201
 
