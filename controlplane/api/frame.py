@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from controlplane.api import idempotency
+from controlplane.api.body import StrictRequest
 from controlplane.api.call import AbsentOnDelete, Call, RequestContext, Services
 from controlplane.api.errors import (
     BodyTooLarge,
@@ -70,7 +71,8 @@ class FramedRoute(APIRoute):
         is_named = "{" in self.path_format.removeprefix("/v1/projects/{project}/")
 
         async def handle(request: Request) -> Response:
-            return await _answer(request, action, inner, is_named=is_named, accepts=accepts)
+            strict = StrictRequest(request.scope, request.receive)
+            return await _answer(strict, action, inner, is_named=is_named, accepts=accepts)
 
         return handle
 

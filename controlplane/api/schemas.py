@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
 T = TypeVar("T")
 
@@ -37,8 +38,16 @@ def _has_nul(value: Any) -> bool:
             return False
 
 
+def _leaves(annotation: Any) -> set[Any]:
+    """The types that a field's annotation is made of, without None; not those inside of lists and objects."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        parts = get_args(annotation)
+        return set().union(*(_leaves(part) for part in (parts[:1] if get_origin(annotation) is Annotated else parts)))
+    return set() if annotation is type(None) else {annotation}
+
+
 class Input(BaseModel):
-    """A request body: unknown fields are refused."""
+    """A request body: unknown fields are refused, and so are numbers and truth values written as something else."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,6 +57,17 @@ class Input(BaseModel):
         """PostgreSQL's text holds every character but U+0000."""
         if _has_nul(value):
             raise ValueError("must not contain the character U+0000")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def refuse_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
+        """`"2"` and `true` are no numbers, `1` is no truth value: what was meant is the caller's to say."""
+        leaves = _leaves(cls.model_fields[str(info.field_name)].annotation)
+        if value is None or not leaves or not leaves <= {int, float, bool}:
+            return value
+        if isinstance(value, bool) != (leaves == {bool}) or isinstance(value, str):
+            raise ValueError("must be true or false" if leaves == {bool} else "must be a number")
         return value
 
 

@@ -94,7 +94,7 @@ async def learn_fingerprint(address: str, port: int, *, jump: str = "", host_id:
             key = await asyncssh.get_server_host_key(address, port, tunnel=tunnel, config=None)
     except TimeoutError:
         raise HostUnreachable(host_id, f"SSH at {address} port {port} does not answer") from None
-    except (OSError, asyncssh.Error) as error:
+    except (OSError, asyncssh.Error, ValueError) as error:  # ValueError: a name that no resolver can be asked for
         raise HostUnreachable(host_id, f"SSH at {address} port {port}: {_words(error)}") from error
     if key is None:
         raise HostUnreachable(host_id, f"SSH at {address} port {port} shows no key")
@@ -139,7 +139,7 @@ async def _connected(target: Target, client: _PinnedClient, where: str, stack: A
         raise HostKeyChanged(target.host_id, target.fingerprint, client.shown or "none") from error
     except asyncssh.PermissionDenied as error:
         raise LoginRefused(f"{where} does not let {target.user} in with this key") from error
-    except (OSError, asyncssh.Error) as error:
+    except (OSError, asyncssh.Error, ValueError) as error:
         raise HostUnreachable(target.host_id, f"{where}: {_words(error)}") from error
 
 

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from datetime import datetime
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 
 from controlplane.api.schemas import Condition, Input, Labels, Name, Resource, View
 
 FINGERPRINT_EXAMPLE = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 
+MAX_PORT = 65535
+_LONGEST_LABEL = 63  # RFC 1035, 2.3.4
+
+
+def _is_resolvable(address: str) -> str:
+    """An IP address, or a name that DNS can be asked for; ValueError otherwise."""
+    try:
+        ip_address(address)
+    except ValueError:
+        if ":" in address or not all(1 <= len(label) <= _LONGEST_LABEL for label in address.split(".")):
+            raise ValueError("is neither an IP address nor a host name") from None
+    return address
+
+
+def _has_port(jump: str) -> str:
+    """Of `user@host:port` the port is one; ValueError otherwise."""
+    _, _, port = jump.rpartition("@")[2].rpartition(":") if jump.count(":") == 1 else ("", "", "")
+    if port and not (port.isdigit() and 1 <= int(port) <= MAX_PORT):
+        raise ValueError(f"{port} is no port")
+    return jump
+
+
 Address = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:%_-]{0,253}[A-Za-z0-9])?$", max_length=255),
+    AfterValidator(_is_resolvable),
     Field(description="Host name or IP address under which SSH is reached.", examples=["rack1-4.example.net"]),
 ]
-Port = Annotated[int, Field(ge=1, le=65535, description="Port of SSH.", examples=[22])]
+Port = Annotated[int, Field(ge=1, le=MAX_PORT, description="Port of SSH.", examples=[22])]
 LoginUser = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$"),
@@ -25,6 +49,7 @@ LoginUser = Annotated[
 Jump = Annotated[
     str,
     StringConstraints(pattern=r"^([a-z_][a-z0-9_-]{0,31}@[A-Za-z0-9.:\[\]_-]{1,255})?$"),
+    AfterValidator(_has_port),
     Field(
         description="`user@host[:port]` to go through for the first login; empty: none.", examples=["ops@bastion.example.net"]
     ),
