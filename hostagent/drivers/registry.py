@@ -59,7 +59,12 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     if config.machine_drivers:
         machines = {name: driver for name, driver in machines.items() if name in config.machine_drivers}
     return Drivers(
-        supervisor=below, machines=dict(machines), storages=_storages(paths, below), links=LinkSet(), routes=RouteSet()
+        supervisor=below,
+        machines=dict(machines),
+        storages=_storages(paths, below),
+        links=LinkSet(),
+        routes=RouteSet(),
+        unlimited=_unlimited(machines, below),
     )
 
 

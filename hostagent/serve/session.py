@@ -19,7 +19,7 @@ from hostagent.verbs import registry
 from hostagent.verbs.context import Agent
 
 logger = logging.getLogger(__name__)
-MAX_DEADLINE_SECONDS = 24 * 3600.0
+MAX_DEADLINE_MS = 24 * 3_600_000
 
 
 class Session:
@@ -79,7 +79,7 @@ class Session:
                 await self._refuse(0, "frame.invalid", "only requests and cancels come this way")
 
     async def _work(self, request: Request) -> Answer:
-        seconds = min(request.deadline_ms / 1000, MAX_DEADLINE_SECONDS)
+        seconds = min(request.deadline_ms, MAX_DEADLINE_MS) / 1000
         try:
             async with asyncio.timeout(seconds):
                 if request.verb == "events.subscribe":

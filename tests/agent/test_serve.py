@@ -391,3 +391,8 @@ async def test_a_full_disk_is_said_and_survived(served: Served):
     assert result is not None
     assert result["code"] == ""
     assert isinstance((await client.call("vm.ensure", bare_vm())).result, Succeeded)
+
+
+async def test_a_deadline_beyond_all_numbers_is_a_day(served: Served):
+    client = await served.client()
+    await client.call("host.observe", Nothing(), deadline_ms=10**400)
