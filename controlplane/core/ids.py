@@ -13,7 +13,6 @@ from enum import StrEnum
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _ENCODED_LENGTH = 26
 _ID = re.compile(r"[a-z]{2,5}_[0-9a-hjkmnp-tv-z]{26}")
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Kind(StrEnum):
@@ -65,8 +64,3 @@ def new_id(kind: Kind) -> str:
 def is_id(text: str, kind: Kind | None = None) -> bool:
     """Whether `text` has the form of an id (of `kind`, when given)."""
     return _ID.fullmatch(text) is not None and (kind is None or text.startswith(f"{kind.value}_"))
-
-
-def is_name(text: str) -> bool:
-    """Whether `text` is a DNS label (RFC 1035 with a letter first): 1 to 63 of a-z, 0-9 and inner hyphens."""
-    return _NAME.fullmatch(text) is not None

@@ -33,13 +33,6 @@ _VM_SECONDS = 300
 _MODEL_SECONDS = 900
 _ENDPOINT_SECONDS = 300
 _LOGIN_SECONDS = 180
-_SSH_OPTIONS = (
-    "StrictHostKeyChecking=no",  # a VM made a moment ago
-    "UserKnownHostsFile=/dev/null",
-    "BatchMode=yes",
-    "ConnectTimeout=5",
-    "LogLevel=ERROR",
-)
 
 
 async def run(stage: Stage) -> dict[str, object]:

@@ -281,8 +281,6 @@ RESOLVE_RUN_INCIDENTS = """
 UPDATE incident SET resolved_at = now(), resolved_by = $2
 WHERE run_id = $1 AND resolved_at IS NULL AND ($3::text[] IS NULL OR code = ANY ($3::text[])) AND code <> ALL ($4::text[])"""
 
-RESOLVE_INCIDENT = "UPDATE incident SET resolved_at = now(), resolved_by = $2 WHERE id = $1 AND resolved_at IS NULL"
-
 RESOLVE_SUBJECT_INCIDENT = """
 UPDATE incident SET resolved_at = now(), resolved_by = $3
 WHERE subject = $1 AND code = $2 AND run_id IS NULL AND resolved_at IS NULL"""

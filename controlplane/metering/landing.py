@@ -7,7 +7,6 @@ metering's SQL stands here.
 from __future__ import annotations
 
 import logging
-import time
 from datetime import date, timedelta
 
 import asyncpg
@@ -161,8 +160,3 @@ async def ensure_day(connection: asyncpg.Connection, day: date) -> None:
         await connection.execute(
             f"ALTER TABLE usage_record ATTACH PARTITION {name} FOR VALUES FROM ('{day}') TO ('{day + timedelta(days=1)}')"
         )
-
-
-def now_us() -> int:
-    """Microseconds since the epoch, as the journal writes times."""
-    return time.time_ns() // 1000

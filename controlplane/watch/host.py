@@ -24,7 +24,6 @@ HOST_UP = Gauge("bedplate_host_up", "1 while the host's agent answers its watch.
 LOST_AFTER_SECONDS = 10.0
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 15.0
-CHECK_SECONDS = 60.0
 RESET = "events.reset"
 AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, DBAPIError)
 """How a database that is away shows itself: to the pool, and to a session."""

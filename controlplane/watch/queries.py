@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-LEASE_SECONDS = 15
-
 BE_PRESENT = """
 INSERT INTO watch_presence (watch, present_until) VALUES ($1, now() + interval '15 s')
 ON CONFLICT (watch) DO UPDATE SET present_until = excluded.present_until

@@ -19,9 +19,7 @@ from hostagent.facts.system import supervisor as found_supervisor
 from hostagent.install.accounts import add_user
 from hostagent.install.commands import APT_SECONDS, CommandFailed, command, succeeds
 from hostagent.install.layout import (
-    AGENT_UNIT,
     FORWARDING,
-    SUPERVISOR_UNIT,
     SYSCTL_FILE,
     SYSTEMD_DIRECTORY,
     SYSTEMD_UNIT,
@@ -237,6 +235,3 @@ def remove_tree(path: Path) -> None:
     """Absent is success; a mount point in the way is an error of its own words."""
     if path.exists():
         shutil.rmtree(path)
-
-
-UNITS = (AGENT_UNIT, SUPERVISOR_UNIT)

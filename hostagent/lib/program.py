@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from dataclasses import dataclass
-from typing import Any
 
 from hostagent.protocol.errors import AgentError
 
@@ -65,16 +63,6 @@ async def run(
             returncode=process.returncode,
         )
     return Finished(returncode=process.returncode, stdout=stdout, stderr=stderr)
-
-
-async def run_json(*argv: str, body: object = None, deadline_seconds: float = 30.0) -> Any:
-    """JSON on stdin, JSON from stdout. Raises as `run`, and AgentError `program.bad_output`."""
-    stdin = b"" if body is None else json.dumps(body).encode()
-    finished = await run(*argv, stdin=stdin, deadline_seconds=deadline_seconds)
-    try:
-        return json.loads(finished.stdout)
-    except ValueError:
-        raise AgentError("program.bad_output", f"{argv[0]} did not print JSON", program=argv[0]) from None
 
 
 def minimal_environment() -> dict[str, str]:

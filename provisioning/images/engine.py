@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tarfile
@@ -181,8 +180,3 @@ def _pack(tree: Path, target: Path) -> None:
         packer.stdin.close()
         if packer.wait() != 0:
             raise BuildError(f"zstd: exit {packer.returncode}")
-
-
-def version_of(recipe: EngineRecipe) -> str:
-    """The engine's version as people write it."""
-    return re.sub(r"[+-].*", "", recipe.wheel.version)

@@ -152,8 +152,3 @@ async def shown(session: AsyncSession, vms: Iterable[Vm]) -> list[ShownVm]:
 async def show(session: AsyncSession, vm: Vm) -> ShownVm:
     (one,) = await shown(session, [vm])
     return one
-
-
-async def root_volume(session: AsyncSession, vm_id: str) -> Volume:
-    """The VM's root disk."""
-    return (await session.scalars(select(Volume).where(Volume.owner_id == vm_id, Volume.is_boot))).one()
