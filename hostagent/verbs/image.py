@@ -120,7 +120,8 @@ def file_of(agent: Agent, image_id: str, name: str) -> Path:
     still arrive).
     """
     path = directory_of(agent, image_id) / name
-    is_its_own = any(file.name == name for file in agent.documents.get("image", image_id).files)
+    document = agent.documents.get("image", image_id)
+    is_its_own = document is not None and any(file.name == name for file in document.files)
     if not is_its_own or not path.is_file():
         raise AgentError("image.missing", f"image {image_id} has no file {name}", image=image_id, file=name)
     return path
