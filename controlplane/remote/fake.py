@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from controlplane.remote.link import AgentError, Events, HostUnreachable, KeyRefused, Stream
+from controlplane.remote.link import AgentError, Events, HostKeyChanged, HostUnreachable, KeyRefused, Stream
 from controlplane.remote.typed import TypedCalls
 from hostagent.protocol import codec, frames
 from hostagent.protocol.frames import Answer, Request
@@ -59,8 +59,9 @@ class FakeLinks(TypedCalls):
     def __init__(self) -> None:
         self._hosts: dict[str, AnswerFunction] = {}
         self._uploads: dict[str, UploadFunction] = {}
-        self._unreachable: dict[str, HostUnreachable] = {}
+        self._unreachable: dict[str, HostUnreachable | HostKeyChanged] = {}
         self._ids = 0
+        self.refused = 0
         self.calls: list[tuple[str, str, object]] = []
         self.stream: StreamFunction | None = None
 
@@ -76,6 +77,10 @@ class FakeLinks(TypedCalls):
     def lock_out(self, host_id: str) -> None:
         """From now on the host answers and refuses the key, until `mend`: its agent was taken off."""
         self._unreachable[host_id] = KeyRefused(host_id, "the key is refused")
+
+    def change_key(self, host_id: str) -> None:
+        """From now on the host shows another key than the pinned one, until `mend`."""
+        self._unreachable[host_id] = HostKeyChanged(host_id, "SHA256:pinned", "SHA256:other")
 
     def mend(self, host_id: str) -> None:
         self._unreachable.pop(host_id, None)
@@ -129,7 +134,10 @@ class FakeLinks(TypedCalls):
 
     def _reach(self, host_id: str) -> AnswerFunction:
         if host_id in self._unreachable:
+            self.refused += 1
             known = self._unreachable[host_id]
+            if isinstance(known, HostKeyChanged):
+                raise HostKeyChanged(host_id, known.expected, known.found)
             raise type(known)(host_id, known.detail)
         if host_id not in self._hosts:
             raise HostUnreachable(host_id, "no such host in this test")

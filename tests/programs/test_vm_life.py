@@ -11,6 +11,7 @@ from sqlalchemy import func, select, update
 from controlplane.models.host import Host
 from controlplane.models.nic import Nic
 from controlplane.models.reservation import Reservation
+from controlplane.models.run import Run
 from controlplane.models.volume import Volume
 from controlplane.resources.vm import service as vms
 from controlplane.resources.vm.schemas import VmResize
@@ -178,14 +179,39 @@ async def test_an_unreachable_host_is_waited_for(fleet: Fleet) -> None:
 
         async def has_tried() -> bool:
             async with fleet.database.session() as session:
-                from controlplane.models.run import Run
-
                 errors = await session.scalars(select(Run.last_error).where(Run.program == "image_copy"))
                 return any("no route to host" in (error or "") for error in errors)
 
         await fleet.until(has_tried, "an error with the cause")
         fleet.links.mend(fake.id)
         await fleet.until_ready(vm_id, seconds=30)
+
+
+async def test_a_host_with_another_key_is_the_hosts_trouble_not_each_machines(fleet: Fleet) -> None:
+    """One incident for the host, by who watches it; a machine at rest there waits as for one that is out of reach."""
+    fake = await fleet.add_host("a")
+    vm_id = await fleet.create_vm()
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        fleet.links.change_key(fake.id)
+        looks = fleet.links.refused
+        async with fleet.database.session() as session:
+            from controlplane.kernel import service
+
+            await service.start(session, "vm", vm_id)
+            await session.commit()
+
+        async def has_looked() -> bool:
+            return fleet.links.refused > looks and (await run_of(fleet, vm_id)).lease is None
+
+        await fleet.until(has_looked, "a look at the host")
+        run = await run_of(fleet, vm_id)
+        assert (run.step, run.last_error) == ("serve", None)
+
+
+async def run_of(fleet: Fleet, subject: str) -> Run:
+    async with fleet.database.session() as session:
+        return (await session.scalars(select(Run).where(Run.subject == subject))).one()
 
 
 async def test_a_full_disk_is_named_and_tried_again(fleet: Fleet) -> None:

@@ -23,7 +23,7 @@ from controlplane.kernel.world import World
 from controlplane.models.host import Host
 from controlplane.models.network import HostRoutes
 from controlplane.models.nic import Nic
-from controlplane.remote.link import HostLinks, HostUnreachable
+from controlplane.remote.link import HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out
 from hostagent.protocol.wanted import Generation, NetworkWanted, RouteWanted
 
@@ -102,7 +102,7 @@ class HostRoutesReconciler(Reconciler[HostRoutes, HostLinks]):
             return
         try:
             result = await self.world.hosts.ensure(self.subject_id, document)
-        except HostUnreachable:
+        except (HostUnreachable, HostKeyChanged):
             return
         if carried_out(result) is None:
             raise TimeoutError("the host is still at its routes")

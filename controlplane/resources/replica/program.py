@@ -13,7 +13,7 @@ from controlplane.models.endpoint import Endpoint
 from controlplane.models.nic import Nic
 from controlplane.models.replica import Replica
 from controlplane.models.vm import Vm
-from controlplane.remote.link import HostLinks
+from controlplane.remote.link import HostKeyChanged, HostLinks
 from controlplane.resources.key.publish import publish
 from controlplane.resources.replica.probe import HostUnreachable, NotServed, probe
 from controlplane.resources.vm.program import VmProgram
@@ -59,7 +59,7 @@ class ReplicaProgram(Program[Replica, HostLinks]):
             return wait()
         try:
             failure = await self._failure()
-        except HostUnreachable:
+        except (HostUnreachable, HostKeyChanged):
             return wait(seconds=LOOK_SECONDS)  # the host's own state tells; gateways see for themselves
         if (failure is None) == (self.subject.state == "ready"):
             return wait(seconds=LOOK_SECONDS)

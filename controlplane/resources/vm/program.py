@@ -18,7 +18,7 @@ from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.placement.reserve import release, resize_reservation
 from controlplane.placement.wake import wake_waiting
-from controlplane.remote.link import HostLinks, HostUnreachable
+from controlplane.remote.link import HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.image.copies import copy_on
 from controlplane.resources.image.program import ImageCopyProgram
@@ -108,7 +108,7 @@ class VmProgram(Program[Vm, HostLinks]):
             return goto(self.apply)
         try:
             seen = await self.world.hosts.observe(vm.host_id, "vm", vm.id)
-        except HostUnreachable:
+        except (HostUnreachable, HostKeyChanged):
             return wait(seconds=LOOK_SECONDS)  # the host's own state tells; its return is a signal
         if seen is None or seen.generation is None or seen.generation.number != vm.generation:
             return goto(self.apply)
