@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -23,6 +25,10 @@ from controlplane.embedded.timeline import Timeline
 from provisioning.lab.model import LabError
 
 _DEFAULT = Path("/var/lib/bedplate-demo")
+
+
+class DemoRuns(RuntimeError):
+    """Another demo uses the directory; the message names its pid."""
 
 
 async def run(directory: Path, *, once: bool, as_json: bool) -> int:
@@ -88,15 +94,45 @@ def main(arguments: list[str] | None = None) -> int:
     directory = chosen.state.absolute()
     if chosen.clean:
         return clean(directory)
-    if directory.exists() and clean(directory, before_a_new_run=True):
-        return 1
     try:
-        return asyncio.run(run(directory, once=chosen.once, as_json=chosen.json))
+        return _in_directory(directory, once=chosen.once, as_json=chosen.json)
+    except DemoRuns as error:
+        print(f"bedplate demo: {error}", file=sys.stderr)
+        return 1
     except ValidationError as error:
         print(f"bedplate demo: the configuration is not valid: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _in_directory(directory: Path, *, once: bool, as_json: bool) -> int:
+    """Remove what an ended demo left there, then run; raises DemoRuns rather than ending one that is at work."""
+    if directory.exists():
+        hold(directory).close()
+        if clean(directory, before_a_new_run=True):
+            return 1
+    directory.mkdir(parents=True, exist_ok=True, mode=0o711)
+    with hold(directory):
+        return asyncio.run(run(directory, once=once, as_json=as_json))
+
+
+def hold(directory: Path) -> IO[str]:
+    """The lock of a demo's directory, as long as the file is open; raises DemoRuns when another has it."""
+    file = (directory / "demo.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise DemoRuns(
+            f"a demo runs in {directory} already (pid {holder}): stop it with Ctrl-C, remove it with --clean, or give --state"
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
 
 
 if __name__ == "__main__":
