@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import json
 import pwd
+import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -105,6 +109,7 @@ class Stage:
                     "BEDPLATE_STATE_DIR": str(self.state_directory),
                     "BEDPLATE_API__LISTEN": self._api_listen,
                     "BEDPLATE_GATEWAY__LISTEN": self._gateway_listen,
+                    "BEDPLATE_NETWORK__IPV4_POOL": _free_pool(),
                 },
             )
         is_ready = answers(self._api_listen, TlsSettings(), "/readyz")
@@ -142,6 +147,17 @@ class Stage:
         if self.lab is not None:
             for host in self.lab.hosts:
                 await asyncio.to_thread(host.stop)
+
+
+def _free_pool() -> str:
+    """A /16 for private networks that this machine has no route into: the gateway's host adds routes to its machines here."""
+    listed = subprocess.run(["ip", "-j", "-4", "route", "show", "table", "all"], check=True, capture_output=True).stdout
+    taken = [ipaddress.IPv4Network(route["dst"]) for route in json.loads(listed) if route["dst"] != "default"]
+    pools = [ipaddress.IPv4Network(f"10.{number}.0.0/16") for number in range(128, 255)]
+    free = [pool for pool in pools if not any(pool.overlaps(network) for network in taken)]
+    if not free:
+        raise StageFailed("this machine has routes into all of 10.128.0.0/9; the demo finds no addresses of its own")
+    return str(secrets.choice(free))
 
 
 def _free(listen: str) -> str:
