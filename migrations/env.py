@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
+from controlplane.migrate import is_migrated
 from controlplane.models.all import metadata
 
 context.configure(
@@ -11,6 +12,7 @@ context.configure(
     target_metadata=metadata,
     compare_type=True,
     compare_server_default=True,
+    include_name=is_migrated,
     transaction_per_migration=False,
 )
 with context.begin_transaction():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, datetime
 
 from sqlalchemy import CheckConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.models.base import Base
+
+PARTITION = re.compile(r"usage_record_\d{8}")
+"""Names of the day partitions, which the gateways make; migrations know the parent only."""
 
 OUTCOMES = ("completed", "client_closed", "upstream_died", "refused", "timed_out", "gateway_died")
 

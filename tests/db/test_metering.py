@@ -229,3 +229,15 @@ async def test_an_end_that_cannot_be_written_is_settled_by_the_next_process(tmp_
     await Lander(write(), "gw").run_once(connection)
     rows = await connection.fetch("SELECT request_id, outcome FROM usage_record ORDER BY request_id")
     assert [tuple(row) for row in rows] == [("full", "gateway_died"), ("next", "gateway_died")]
+
+
+async def test_day_partitions_are_no_difference_to_the_models(empty_database_url) -> None:
+    from datetime import date
+
+    from controlplane import migrate
+
+    await migrate.upgrade(empty_database_url)
+    connection = await asyncpg.connect(empty_database_url)
+    await ensure_day(connection, date(2026, 11, 30))
+    await connection.close()
+    assert await migrate.differences(empty_database_url) == []

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from controlplane.core.ids import Kind, new_id
-from controlplane.gateway.__main__ import listening
 from controlplane.gateway.app import Gateway
+from controlplane.gateway.server import listening
 from controlplane.settings import GatewaySettings, Settings
 from tests.api.gateway.mock_engine import MockEngine
 
