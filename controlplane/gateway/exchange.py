@@ -147,9 +147,11 @@ class Exchange:
             raise problem.overloaded(response.headers.get("retry-after", "").encode() or None, said)
         if response.status == 501:
             raise problem.not_supported(self._route.name, said)
-        if not 400 <= response.status < 500 or response.status in (401, 403, 407):
+        is_json = response.content_type == "application/json"
+        is_ours = response.status in (401, 403, 407) or (response.status == 404 and not is_json)  # no engine of this model
+        if not 400 <= response.status < 500 or is_ours:
             raise problem.upstream_error(said)
-        if response.content_type != "application/json":
+        if not is_json:
             raise problem.engine_refused(response.status, body)
         headers: list[Header] = [(b"content-type", b"application/json")]
         headers += [

@@ -228,12 +228,10 @@ async def _deployed(prepare: Callable[[Stage], Awaitable[Lab]]) -> AsyncIterator
     try:
         lab = await prepare(stage)
         yield Deployed(stage=stage, lab=lab, key=key)
-    except BaseException:
+    finally:
         keep = Path(os.environ.get("KEEP_TEST_LOGS", directory / "nowhere"))
         if keep.is_dir():
             shutil.copytree(stage.log_directory, keep / directory.name, dirs_exist_ok=True)
-        raise
-    finally:
         await stage.close()
         if stage.lab is not None:
             await asyncio.to_thread(stage.lab.clean)

@@ -40,7 +40,9 @@ async def deployed() -> AsyncIterator[Deployed]:
 async def client(deployed: Deployed) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's SDK with a key of ours, retries off so that every answer is seen."""
     key = (await deployed.stage.api.post(f"/v1/projects/{showcase.PROJECT}/keys", {"name": "test"}))["secret"]
-    async with openai.AsyncOpenAI(base_url=f"{deployed.stage.gateway_url}/v1", api_key=key, max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{deployed.stage.gateway_url}/v1", api_key=key, max_retries=0, timeout=60
+    ) as client:
         yield client
 
 
@@ -103,6 +105,7 @@ async def test_a_streamed_answer_and_its_account(deployed: Deployed, endpoint: J
     shown = await deployed.cli("usage", "--total")
     assert showcase.MODEL in shown
     assert "chat" in await deployed.cli("endpoint", "list")
+    assert f"serving {showcase.MODEL}" in await deployed.cli("endpoint", "logs", "chat", "--tail", "1M")
 
 
 async def test_what_the_engine_said_is_read_from_outside(deployed: Deployed, endpoint: Json) -> None:

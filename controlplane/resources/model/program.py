@@ -37,33 +37,29 @@ class ModelProgram(Program[Model]):
     @step(within=timedelta(hours=6))
     async def weights(self) -> Outcome:
         """Fetch the files that the entry names, verified by digest."""
-        if self.subject.weights_image_id is None:
-            plan = plan_of(self.subject.spec)
-            found = [
-                (file.name, await self._in_thread(self._weights_file, file), file.sha256, file.size_bytes)
-                for file in plan.model.files
-            ]
-            image_id = await self._keep(f"weights-{plan.model.name}", "weights", found)
-            async with self.tx() as tx:
-                (await self._locked(tx)).weights_image_id = image_id
-                return tx.goto(self.engine)
-        return goto(self.engine)
+        plan = plan_of(self.subject.spec)
+        found = [
+            (file.name, await self._in_thread(self._weights_file, file), file.sha256, file.size_bytes)
+            for file in plan.model.files
+        ]
+        image_id = await self._keep(f"weights-{plan.model.name}", "weights", found)
+        async with self.tx() as tx:
+            (await self._locked(tx)).weights_image_id = image_id
+            return tx.goto(self.engine)
 
     @step(within=timedelta(hours=2))
     async def engine(self) -> Outcome:
         """Build the engine's package, or take it from the cache."""
-        if self.subject.engine_image_id is None:
-            engine = plan_of(self.subject.spec).engine
-            recipe = RECIPES.get(engine.package)
-            if recipe is None:
-                raise Terminal("model.engine_unknown", f"there is no engine package {engine.package}")
-            path = await self._in_thread(lambda: build_engine(recipe, self._cache, mirror=self.world.settings.apt_mirror))
-            found = [(ROOT_FILE, path, await asyncio.to_thread(sha256_of, path), path.stat().st_size)]
-            image_id = await self._keep(f"engine-{engine.name}", "engine", found)
-            async with self.tx() as tx:
-                (await self._locked(tx)).engine_image_id = image_id
-                return tx.goto(self.settle)
-        return goto(self.settle)
+        engine = plan_of(self.subject.spec).engine
+        recipe = RECIPES.get(engine.package)
+        if recipe is None:
+            raise Terminal("model.engine_unknown", f"there is no engine package {engine.package}")
+        path = await self._in_thread(lambda: build_engine(recipe, self._cache, mirror=self.world.settings.apt_mirror))
+        found = [(ROOT_FILE, path, await asyncio.to_thread(sha256_of, path), path.stat().st_size)]
+        image_id = await self._keep(f"engine-{engine.name}", "engine", found)
+        async with self.tx() as tx:
+            (await self._locked(tx)).engine_image_id = image_id
+            return tx.goto(self.settle)
 
     @step(within=timedelta(minutes=1))
     async def settle(self) -> Outcome:
@@ -77,8 +73,9 @@ class ModelProgram(Program[Model]):
 
     @step(within=None)
     async def rest(self) -> Outcome:
-        """At rest until the entry is imported anew."""
-        return goto(self.weights) if self.subject.state == "importing" else wait()
+        """At rest until it is imported anew: a changed entry, or the same one with an engine package of a newer release."""
+        is_asked = self.subject.state == "importing" or self.has_signal("start")
+        return goto(self.weights) if is_asked else wait()
 
     @step(within=timedelta(minutes=10))
     async def destroy(self) -> Outcome:
