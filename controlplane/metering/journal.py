@@ -14,12 +14,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from controlplane.core import json
-from controlplane.core.json import JsonObject
 from controlplane.metering.record import Closing, Opening, Outcome
 
 _SUFFIX = ".journal"
@@ -86,7 +85,7 @@ class Journal:
             started_at=time.time_ns() // 1000,
             **known,  # pyright: ignore[reportArgumentType]
         )
-        self._write({"o": asdict(opening)})
+        self._write({"o": opening})
         self._live[opening.segment, opening.sequence] = opening
         return opening
 
@@ -99,10 +98,11 @@ class Journal:
         stays open, so that its segment is kept and the next process settles it.
         """
         if (opening.segment, opening.sequence) in self._live:
-            self._write({"c": [asdict(opening), asdict(closing)]})
+            self._write({"c": [opening, closing]})
             del self._live[opening.segment, opening.sequence]
 
-    def _write(self, entry: JsonObject) -> None:
+    def _write(self, entry: dict[str, object]) -> None:
+        """Dataclasses go to orjson as they are: `asdict` copies deeply, which cost a third of a request."""
         body = json.dumps(entry)
         line = b"%08x %b\n" % (zlib.crc32(body), body)
         if self._is_torn:
@@ -156,7 +156,9 @@ def drop(directory: Path, segment: int) -> None:
         path_of(directory, segment).unlink()
 
 
-def read(directory: Path, segment: int, offset: int, limit_bytes: int = 1 << 20) -> tuple[list[Entry], int]:
+def read(
+    directory: Path, segment: int, offset: int, limit_bytes: int = 1 << 20, *, closed_only: bool = False
+) -> tuple[list[Entry], int]:
     """Entries from `offset` on (about `limit_bytes` of them) and the offset to go on from; cut or broken lines are skipped."""
     with path_of(directory, segment).open("rb") as file:
         file.seek(offset)
@@ -164,12 +166,14 @@ def read(directory: Path, segment: int, offset: int, limit_bytes: int = 1 << 20)
         if data and not data.endswith(b"\n"):
             data += file.readline()
     end = data.rfind(b"\n") + 1
-    return list(_entries(data[:end])), offset + end
+    return list(_entries(data[:end], b'{"c"' if closed_only else b"")), offset + end
 
 
-def _entries(data: bytes) -> Iterator[Entry]:
+def _entries(data: bytes, prefix: bytes) -> Iterator[Entry]:
     for line in data.splitlines():
         body = line[9:]
+        if not body.startswith(prefix):
+            continue
         try:
             if int(line[:8], 16) == zlib.crc32(body):
                 yield _entry(json.loads(body))

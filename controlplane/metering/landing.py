@@ -96,7 +96,7 @@ class Lander:
         landed = 0
         while True:
             offset = self._offsets.get(segment, 0)
-            entries, end = journals.read(self._journal.directory, segment, offset)
+            entries, end = journals.read(self._journal.directory, segment, offset, closed_only=True)
             if end == offset:
                 return landed
             closed = [row(self._gateway, entry.opening, entry.closing) for entry in entries if isinstance(entry, Closed)]

@@ -6,7 +6,7 @@ twice is writing it once.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -61,7 +61,8 @@ class Closing:
 def row(gateway: str, opening: Opening, closing: Closing) -> JsonObject:
     """The database row; the day is the UTC day on which the request was opened."""
     started_at = datetime.fromtimestamp(opening.started_at / 1e6, UTC)
-    values: JsonObject = {**asdict(opening), **asdict(closing)}
+    values: JsonObject = {name: getattr(opening, name) for name in Opening.__slots__}
+    values |= {name: getattr(closing, name) for name in Closing.__slots__}
     del values["prompt_estimate"]
     values |= {
         "gateway": gateway,
