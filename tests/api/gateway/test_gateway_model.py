@@ -26,7 +26,7 @@ CHAT = {
 }
 VOLATILE = re.compile(rb'"(created|id)":("[^"]*"|\d+)|,"timings":\{[^}]*\}')
 
-pytestmark = [pytest.mark.caps("model"), pytest.mark.slow]
+pytestmark = [pytest.mark.caps("model"), pytest.mark.slow, pytest.mark.timeout(400)]  # the first run fetches 120 MB
 
 
 @pytest.fixture
