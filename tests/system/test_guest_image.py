@@ -228,6 +228,7 @@ def cloud_init() -> Path:
     """Debian's cloud-init, unpacked beside the images and never installed: it would take over this machine's next boot."""
     root = default_cache() / "cloud-init"
     if not (root / "usr/bin/cloud-init").exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as name:
             argv = ["apt-get", "download", *CLOUD_INIT]
             if subprocess.run(argv, cwd=name, check=False, capture_output=True, timeout=120).returncode != 0:
