@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.facts import HostFacts
 from hostagent.protocol.frames import Event
+from hostagent.protocol.network import AddressWanted, FirewallWanted, LoadBalancerWanted, PolicyWanted, TunnelWanted
 from hostagent.protocol.results import Failed, Running, Succeeded
 from hostagent.protocol.verbs import Cursor, HostObserved, StreamRequest
 from hostagent.protocol.wanted import (
@@ -26,7 +27,8 @@ from hostagent.protocol.wanted import (
 )
 
 Result = Running | Succeeded | Failed
-Wanted = ImageWanted | VolumeWanted | NicWanted | NetworkWanted | VmWanted
+HostWanted = PolicyWanted | FirewallWanted | TunnelWanted | AddressWanted | LoadBalancerWanted
+Wanted = ImageWanted | VolumeWanted | NicWanted | NetworkWanted | VmWanted | HostWanted
 
 __all__ = [
     "AgentError",
@@ -47,6 +49,11 @@ _KINDS: dict[type, str] = {
     NicWanted: "nic",
     NetworkWanted: "network",
     VmWanted: "vm",
+    PolicyWanted: "policy",
+    FirewallWanted: "firewall",
+    TunnelWanted: "tunnel",
+    AddressWanted: "address",
+    LoadBalancerWanted: "loadbalancer",
 }
 
 

@@ -6,9 +6,9 @@
 | `host.observe` | Nothing | HostObserved: every object, also those no document knows |
 | `host.reboot` | Reboot | Nothing; then the host goes down and comes up again |
 | `host.uninstall` | Uninstall | Nothing; then the agent goes, and at last the login user and its key |
-| `image/volume/nic/network/vm.ensure` | the wanted document | results.Outcome |
-| `image/volume/nic/network/vm.purge` | wanted.Purge | results.Outcome |
-| `image/volume/nic/network/vm.observe` | Subject | ObjectObserved: Observed or null |
+| `<kind>.ensure` | the wanted document of `ENSURE` | results.Outcome |
+| `<kind>.purge` | wanted.Purge | results.Outcome |
+| `<kind>.observe` | Subject | ObjectObserved: Observed or null |
 | `stream.open` | StreamRequest | StreamTicket: valid once, for 60 s, as SSH command `stream <ticket>` |
 | `events.subscribe` | Cursor | Cursor; then Event frames follow on this channel |
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hostagent.protocol import facts, results, wanted
+from hostagent.protocol import facts, network, results, wanted
 
 KIND_NAMES = ("network", "image", "volume", "nic", "vm")
 
@@ -30,6 +30,11 @@ ENSURE: dict[str, type] = {
     "volume.ensure": wanted.VolumeWanted,
     "nic.ensure": wanted.NicWanted,
     "network.ensure": wanted.NetworkWanted,
+    "policy.ensure": network.PolicyWanted,
+    "firewall.ensure": network.FirewallWanted,
+    "tunnel.ensure": network.TunnelWanted,
+    "address.ensure": network.AddressWanted,
+    "loadbalancer.ensure": network.LoadBalancerWanted,
     "vm.ensure": wanted.VmWanted,
 }
 PURGE = tuple(name.replace(".ensure", ".purge") for name in ENSURE)

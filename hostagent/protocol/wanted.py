@@ -177,7 +177,7 @@ class Observed:
     """One object as the host sees it. `state` is the verb's own word (`running`, `stopped`, `present`, `absent`, `failed`)."""
 
     id: str
-    kind: Literal["vm", "volume", "image", "nic", "network"]
+    kind: Literal["vm", "volume", "image", "nic", "network", "policy", "firewall", "tunnel", "address", "loadbalancer"]
     generation: Generation | None
     state: str
     detail: dict[str, str | int | float | bool | None] = field(default_factory=dict)
