@@ -9,7 +9,8 @@ import sys
 
 import uvloop
 
-from controlplane.gateway.server import ListenerRefused, listening
+from controlplane.gateway.server import listening
+from controlplane.listener import ListenerRefused
 from controlplane.metering.journal import JournalInUse
 from controlplane.settings import Settings
 

@@ -9,8 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -18,7 +16,6 @@ from typing import Any
 import asyncpg
 import uvicorn
 
-from controlplane.core.tls import TlsFiles
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.exchange import Means
 from controlplane.gateway.keeper import Keeper
@@ -26,22 +23,17 @@ from controlplane.gateway.limit import Limiter
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.routing import Router
 from controlplane.gateway.upstream import open_session
+from controlplane.listener import Listener, open_listener
 from controlplane.metering.journal import Journal
 from controlplane.metering.landing import Lander
-from controlplane.settings import Settings, TlsSettings
+from controlplane.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _LAND_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
 _DRAIN_SECONDS = 30
-_BACKLOG = 2048
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
-
-
-class ListenerRefused(RuntimeError):
-    """The process may not or cannot listen as it is told; the message says why."""
 
 
 @asynccontextmanager
@@ -115,67 +107,22 @@ async def sync_for_ever(journal: Journal, period_seconds: float) -> None:
             log.exception("cannot sync the usage journal")
 
 
-def bind(listen: str) -> socket.socket:
-    """A listening socket for `host:port`; port 0 takes any free one. Raises ListenerRefused."""
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not port.isdigit() or int(port) > 65535:
-        raise ListenerRefused(f"cannot listen on {listen}: a port is a number from 0 to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ListenerRefused(f"cannot listen on {listen}: {error.strerror}") from error
-
-
-def tls_files(settings: TlsSettings) -> TlsFiles | None:
-    """The certificate files; None without. Raises ListenerRefused when they cannot be used."""
-    if settings.certificate is None or settings.key is None:
-        if settings.certificate is not settings.key:
-            raise ListenerRefused("TLS needs both a certificate and a key")
-        return None
-    try:
-        return TlsFiles(certificate=settings.certificate, key=settings.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ListenerRefused(f"cannot use the certificate {settings.certificate}: {error}") from error
-
-
-def refuse_plain_http(settings: Settings) -> None:
-    """Plain HTTP is for loopback; elsewhere it must be asked for, and is said. Raises ListenerRefused."""
-    host = settings.gateway.listen.rpartition(":")[0].strip("[]")
-    if settings.gateway.tls.certificate is not None or host in _LOOPBACK:
-        return
-    if not settings.insecure_http:
-        raise ListenerRefused(
-            f"the gateway would speak plain HTTP on {host or 'every address'}: "
-            "set a certificate (bedplate cert init makes one), or BEDPLATE_INSECURE_HTTP=1"
-        )
-    log.warning("the gateway speaks plain HTTP on %s: whoever listens there can read the keys", host or "every address")
-
-
 @asynccontextmanager
 async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, uvicorn.Server, str]]:
     """A gateway that answers on its address, its server, and its URL. Leaving waits until the server was told to stop."""
-    refuse_plain_http(settings)
-    tls = tls_files(settings.gateway.tls)
-    listener = bind(settings.gateway.listen)
-    async with running(settings) as gateway:
-        server = uvicorn.Server(_configuration(gateway, tls))
-        host, port = listener.getsockname()[:2]
-        url = f"{'https' if tls else 'http'}://{host if ':' not in host else f'[{host}]'}:{port}"
-        following = asyncio.create_task(tls.follow(), name="certificate") if tls is not None else None
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
+    listener = open_listener(settings, "gateway")
+    async with running(settings) as gateway, listener.followed():
+        server = uvicorn.Server(_configuration(gateway, listener))
+        serving = asyncio.create_task(server.serve(sockets=[listener.socket]), name="server")
         try:
-            yield gateway, server, url
+            yield gateway, server, listener.url
             await serving
         finally:
             server.should_exit = True
             await serving
-            if following is not None:
-                following.cancel()
 
 
-def _configuration(gateway: Any, tls: TlsFiles | None) -> uvicorn.Config:
+def _configuration(gateway: Any, listener: Listener) -> uvicorn.Config:
     return uvicorn.Config(
         gateway,
         loop="none",
@@ -186,7 +133,6 @@ def _configuration(gateway: Any, tls: TlsFiles | None) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
-        ssl_context_factory=(lambda *_: tls.context) if tls is not None else None,
+        ssl_context_factory=listener.context_factory,
     )

@@ -18,9 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from controlplane.api import server
 from controlplane.cli.certificates import Authority
-from controlplane.settings import ApiSettings, Settings, TlsSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 30
@@ -226,22 +224,6 @@ async def test_refusals_at_start(process, environment, words):
     assert await process.ended() == 1
     assert words in process.words
     assert "Traceback" not in process.words
-
-
-def test_unusable_listeners_are_refused_with_a_reason(tmp_path):
-    with pytest.raises(server.ListenerRefused, match=r"cannot listen on 127\.0\.0\.1:99999"):
-        server.bind("127.0.0.1:99999")
-    nothing = tmp_path / "nothing"
-    with pytest.raises(server.ListenerRefused, match="both a certificate and a key"):
-        server.tls_files(TlsSettings(certificate=nothing))
-    with pytest.raises(server.ListenerRefused, match="cannot use the certificate"):
-        server.tls_files(TlsSettings(certificate=nothing, key=nothing))
-    for listen in ("0.0.0.0:1", "[::]:1", ":1", "192.0.2.1:1"):
-        with pytest.raises(server.ListenerRefused, match="plain HTTP"):
-            server.refuse_plain_http(Settings(api=ApiSettings(listen=listen)))
-        server.refuse_plain_http(Settings(api=ApiSettings(listen=listen), insecure_http=True))
-    for listen in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
-        server.refuse_plain_http(Settings(api=ApiSettings(listen=listen)))
 
 
 async def test_another_master_key_is_refused(process):

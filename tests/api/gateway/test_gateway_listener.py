@@ -8,11 +8,9 @@ import ssl
 import sys
 from pathlib import Path
 
-import pytest
-
 from controlplane.cli.certificates import Authority
-from controlplane.gateway.server import ListenerRefused, bind, listening, refuse_plain_http, tls_files
-from controlplane.settings import GatewaySettings, Settings, TlsSettings
+from controlplane.gateway.server import listening
+from controlplane.settings import TlsSettings
 from tests.api.gateway.mock_engine import DONE, delta, usage_event
 
 STREAM = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -69,24 +67,6 @@ async def test_tls_is_renewed_without_cutting_a_stream(gateway_settings, fleet, 
             go_on.set()
             assert (await reply.read()).endswith(DONE)
         server.should_exit = True
-
-
-def test_what_cannot_be_listened_on_is_said(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("BEDPLATE_CONFIG", str(tmp_path / "none.toml"))
-    with pytest.raises(ListenerRefused, match="port is a number"):
-        bind("127.0.0.1:http")
-    taken = bind("127.0.0.1:0")
-    with pytest.raises(ListenerRefused, match="in use"):
-        bind(f"127.0.0.1:{taken.getsockname()[1]}")
-    taken.close()
-    with pytest.raises(ListenerRefused, match="both"):
-        tls_files(TlsSettings(certificate=tmp_path / "c"))
-    with pytest.raises(ListenerRefused, match="cannot use"):
-        tls_files(TlsSettings(certificate=tmp_path / "c", key=tmp_path / "k"))
-    for listen in ("0.0.0.0:1", "[::]:1", ":1"):
-        with pytest.raises(ListenerRefused, match="BEDPLATE_INSECURE_HTTP"):
-            refuse_plain_http(Settings(gateway=GatewaySettings(listen=listen)))
-    refuse_plain_http(Settings(gateway=GatewaySettings(listen="0.0.0.0:1"), insecure_http=True))
 
 
 async def test_two_of_one_name_are_refused(gateway, gateway_settings) -> None:
