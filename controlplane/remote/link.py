@@ -13,7 +13,14 @@ from typing import Any, Protocol
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.facts import HostFacts
 from hostagent.protocol.frames import Event
-from hostagent.protocol.network import AddressWanted, FirewallWanted, LoadBalancerWanted, PolicyWanted, TunnelWanted
+from hostagent.protocol.network import (
+    AddressWanted,
+    FirewallWanted,
+    LoadBalancerWanted,
+    NoticesWanted,
+    PolicyWanted,
+    TunnelWanted,
+)
 from hostagent.protocol.results import Failed, Running, Succeeded
 from hostagent.protocol.verbs import Cursor, HostObserved, StreamRequest
 from hostagent.protocol.wanted import (
@@ -27,7 +34,7 @@ from hostagent.protocol.wanted import (
 )
 
 Result = Running | Succeeded | Failed
-HostWanted = PolicyWanted | FirewallWanted | TunnelWanted | AddressWanted | LoadBalancerWanted
+HostWanted = PolicyWanted | FirewallWanted | TunnelWanted | AddressWanted | LoadBalancerWanted | NoticesWanted
 Wanted = ImageWanted | VolumeWanted | NicWanted | NetworkWanted | VmWanted | HostWanted
 
 __all__ = [
@@ -54,6 +61,7 @@ _KINDS: dict[type, str] = {
     TunnelWanted: "tunnel",
     AddressWanted: "address",
     LoadBalancerWanted: "loadbalancer",
+    NoticesWanted: "notices",
 }
 
 

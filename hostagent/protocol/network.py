@@ -142,16 +142,19 @@ class ListenerWanted:
 class BackendWanted:
     """One backend; `ipv4` or `ipv6` may be empty. `nic_id` names the machine when it lives on this very host.
 
-    `weight` 1–256 shares the buckets. `draining` takes no new flows, `ejected` neither and drops the old ones.
+    `weight` 1–256 shares the buckets. `draining` takes no new flows, `ejected` neither and drops the old ones, for
+    `ejected_seconds` from when the host first read so (0: until the document says otherwise). `removed`: gone, listed only so
+    that its leaving moves nobody else's flows; it may be left out with the next change of members. At most 251 backends.
     """
 
     id: str
     ipv4: str = ""
     ipv6: str = ""
     weight: int = 1
-    state: Literal["active", "draining", "ejected"] = "active"
+    state: Literal["active", "draining", "ejected", "removed"] = "active"
     nic_id: str = ""
     host_id: str = ""
+    ejected_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,7 @@ class LoadBalancerWanted:
     """A service at `vips` (IPv4 and IPv6), balanced by this host as one of its edges.
 
     Limits of 0 are none. `established_timeout_seconds`/`idle` come from the service's timeout profile; 0 keeps the kernel's.
+    `source_ipv4`, `source_ipv6`: where a masqueraded flow comes from; empty: the kernel chooses by the way out.
     """
 
     id: str
@@ -186,3 +190,33 @@ class LoadBalancerWanted:
     slow_start_seconds: int = 0
     client_address: Literal["kept", "masqueraded"] = "masqueraded"
     circuit: CircuitWanted | None = None
+    source_ipv4: str = ""
+    source_ipv6: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticePeerWanted:
+    """Another host with which this one exchanges heartbeats on the data network, signed by a key of the two alone.
+
+    `key`: 32 bytes as hex. `sends`: backends of this host of whose end the other, an edge, is told. `accepts`: backends of the
+    other host that it may take down here; anything else it says is ignored. A backend is named by its nic's id.
+    """
+
+    host_id: str
+    address: str
+    port: int
+    key: str
+    sends: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticesWanted:
+    """Whom this host tells of ended machines, and whom it listens to. Id is always `notices`. Sealed at rest."""
+
+    id: str
+    generation: Generation
+    host_id: str
+    listen_address: str
+    listen_port: int
+    peers: tuple[NoticePeerWanted, ...] = ()

@@ -35,6 +35,7 @@ ENSURE: dict[str, type] = {
     "tunnel.ensure": network.TunnelWanted,
     "address.ensure": network.AddressWanted,
     "loadbalancer.ensure": network.LoadBalancerWanted,
+    "notices.ensure": network.NoticesWanted,
     "vm.ensure": wanted.VmWanted,
 }
 PURGE = tuple(name.replace(".ensure", ".purge") for name in ENSURE)

@@ -177,7 +177,9 @@ class Observed:
     """One object as the host sees it. `state` is the verb's own word (`running`, `stopped`, `present`, `absent`, `failed`)."""
 
     id: str
-    kind: Literal["vm", "volume", "image", "nic", "network", "policy", "firewall", "tunnel", "address", "loadbalancer"]
+    kind: Literal[
+        "vm", "volume", "image", "nic", "network", "policy", "firewall", "tunnel", "address", "loadbalancer", "notices"
+    ]
     generation: Generation | None
     state: str
     detail: dict[str, str | int | float | bool | None] = field(default_factory=dict)
