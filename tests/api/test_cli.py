@@ -26,6 +26,7 @@ from controlplane.cli import main as cli
 from controlplane.core.sealing import Sealer
 from controlplane.identity.service import ensure_operator_token
 from controlplane.kernel.database import Database
+from controlplane.listener import bind
 from controlplane.resources.operation import service as operations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ class Api:
 @pytest.fixture
 def server_url(database_url, settings, tmp_path):
     ready, stop, found = threading.Event(), [], []
-    listener = server.bind("127.0.0.1:0")
+    listener = bind("127.0.0.1:0")
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     async def run():

@@ -13,10 +13,10 @@ from sqlalchemy import text
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from controlplane.api import server
 from controlplane.core.clock import SystemClock
 from controlplane.core.sealing import Sealer
 from controlplane.core.ticket import StreamTicket, redeem
+from controlplane.listener import bind
 from tests.api.fleet import add_host, lay_ground
 
 VMS = "/v1/projects/ours/vms"
@@ -62,7 +62,7 @@ async def vm(api, member) -> dict[str, object]:
 @pytest.fixture
 async def url(api) -> AsyncIterator[str]:
     """The API on a port: WebSockets need one."""
-    listener = server.bind("127.0.0.1:0")
+    listener = bind("127.0.0.1:0")
     one = uvicorn.Server(uvicorn.Config(api.app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
     task = asyncio.create_task(one._serve(sockets=[listener]))
     async with asyncio.timeout(20):

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from controlplane.api import server
 from controlplane.api.app import create_app
 from controlplane.authz.service import Role
 from controlplane.cli import main as cli
 from controlplane.identity.service import new_token
+from controlplane.listener import bind
 from tests.programs.fleet import KEY, Fleet, open_fleet
 
 
@@ -50,7 +50,7 @@ async def bedplate(fleet: Fleet, monkeypatch, capsys, tmp_path) -> AsyncIterator
     async with fleet.database.session() as session:
         session.add(token.row)
     app = create_app(fleet.world.settings, fleet.database, sealer=fleet.world.sealer)
-    listener = server.bind("127.0.0.1:0")
+    listener = bind("127.0.0.1:0")
     one = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
     serving = asyncio.create_task(one._serve(sockets=[listener]))
     for name in [name for name in os.environ if name.startswith("BEDPLATE_")]:

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from controlplane.api import server
+from controlplane.listener import bind
 from provisioning.lab import LabHost
 from tests.system.enrolling import Deployment, fingerprint
 
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.caps("root", "netns
 @contextlib.asynccontextmanager
 async def listening(deployment: Deployment) -> AsyncIterator[dict[str, str]]:
     """The API on a port of its own; yields the environment of its command line."""
-    listener = server.bind("127.0.0.1:0")
+    listener = bind("127.0.0.1:0")
     config = uvicorn.Config(deployment.app, log_config=None, timeout_graceful_shutdown=2)
     serving = server.Server(config)
     serving.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
