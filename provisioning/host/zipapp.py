@@ -1,6 +1,6 @@
 """Builds the host agent's one file. The one rule: the same sources make the same bytes, so the digest is the version.
 
-It carries the agent and pyroute2 (pure Python) as installed here, without what the agent never uses; fixed times, sorted
+It carries the agent, pyroute2 and h2 (pure Python) as installed here, without what the agent never uses; fixed times, sorted
 names, no compiled files.
 """
 
@@ -22,6 +22,7 @@ VERSION_LENGTH = 16
 _TIME = (1980, 1, 1, 0, 0, 0)
 _UNUSED = ("pyroute2/bsd/", "pyroute2/decoder/", "pyroute2/dhcp/", "pyroute2/fixtures/", "pyroute2/inotify/")
 _LICENCES = ("LICENSE", "COPYING")
+_VENDORED = ("pyroute2", "h2", "hpack", "hyperframe")
 
 
 class TooLarge(Exception):
@@ -53,8 +54,10 @@ class AgentFile:
 
 @cache
 def build() -> AgentFile:
-    """Raises TooLarge, and ModuleNotFoundError when pyroute2 is not installed here."""
-    members = {**_package("hostagent"), **_package("pyroute2"), **_licences("pyroute2"), "__main__.py": MAIN.encode()}
+    """Raises TooLarge, and ModuleNotFoundError when a package to be carried is not installed here."""
+    members = {**_package("hostagent"), "__main__.py": MAIN.encode()}
+    for name in _VENDORED:
+        members |= {**_package(name), **_licences(name)}
     buffer = io.BytesIO(SHEBANG)
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:

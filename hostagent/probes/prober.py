@@ -1,0 +1,133 @@
+"""All health checks of this host, each at its own pace.
+
+The one rule: one attempt at a time for each distinct (address, port, check), however many services ask for it; what is told
+is a change, never an attempt. Attempts of many targets are spread over their interval, so that they never come in step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from hostagent.probes.attempt import attempt
+from hostagent.protocol.network import ProbeWanted
+
+logger = logging.getLogger(__name__)
+FIRST_INTERVAL_SECONDS = 0.2
+MAX_AT_ONCE = 256
+JITTER = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    address: str
+    port: int
+    probe: ProbeWanted
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """`is_up` None: not decided yet. `count`: attempts in a row that say the same; `reason`: why the last one failed."""
+
+    is_up: bool | None = None
+    was_well: bool = False
+    count: int = 0
+    reason: str = ""
+
+
+Attempt = Callable[[ProbeWanted, str, int], Awaitable[str]]
+
+
+class Prober:
+    """`on_change` is called with a target whose verdict's `is_up` has changed."""
+
+    def __init__(self, on_change: Callable[[Target], None], *, attempt: Attempt = attempt) -> None:
+        self._on_change = on_change
+        self._attempt = attempt
+        self._owners: dict[str, frozenset[Target]] = {}
+        self._verdicts: dict[Target, Verdict] = {}
+        self._timers: dict[Target, asyncio.TimerHandle] = {}
+        self._running: dict[Target, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self.attempts = 0
+
+    def want(self, owner: str, targets: Iterable[Target], *, assume_up: bool = False) -> None:
+        """Replace what `owner` asks for. `assume_up`: begin with the good opinion that an earlier agent had."""
+        self._owners[owner] = frozenset(targets)
+        if not self._owners[owner]:
+            del self._owners[owner]
+        wanted = frozenset().union(*self._owners.values())
+        for target in self._verdicts.keys() - wanted:
+            self._drop(target)
+        for target in wanted - self._verdicts.keys():
+            self._verdicts[target] = Verdict(is_up=True if assume_up else None)
+            spread = min(target.probe.interval_ms / 1000, FIRST_INTERVAL_SECONDS)
+            self._later(target, random.uniform(0, spread))  # noqa: S311 - spread, not a secret
+
+    def verdict(self, target: Target) -> Verdict:
+        return self._verdicts.get(target) or Verdict()
+
+    def cost_per_second(self, without_owner: str = "") -> float:
+        """What all wanted checks cost, in TCP attempts a second."""
+        wanted = frozenset().union(*(targets for owner, targets in self._owners.items() if owner != without_owner))
+        return cost_per_second(wanted)
+
+    @property
+    def targets(self) -> int:
+        return len(self._verdicts)
+
+    def close(self) -> None:
+        for target in list(self._verdicts):
+            self._drop(target)
+
+    def _drop(self, target: Target) -> None:
+        del self._verdicts[target]
+        if timer := self._timers.pop(target, None):
+            timer.cancel()
+        if running := self._running.pop(target, None):
+            running.cancel()
+
+    def _later(self, target: Target, seconds: float) -> None:
+        self._timers[target] = asyncio.get_running_loop().call_later(seconds, self._begin, target)
+
+    def _begin(self, target: Target) -> None:
+        self._running[target] = asyncio.create_task(self._look(target))
+
+    async def _look(self, target: Target) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._slots:
+            started = loop.time()
+            self.attempts += 1
+            try:
+                reason = await self._attempt(target.probe, target.address, target.port)
+            except Exception as error:
+                logger.exception("probing %s port %s", target.address, target.port)
+                reason = f"{type(error).__name__}: {error}"
+        self._running.pop(target, None)
+        self._judge(target, reason)
+        if target in self._verdicts:
+            interval = target.probe.interval_ms / 1000
+            if self._verdicts[target].is_up is None:
+                interval = min(interval, FIRST_INTERVAL_SECONDS)
+            interval *= random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - spread, not a secret
+            self._later(target, max(0.0, started + interval - loop.time()))
+
+    def _judge(self, target: Target, reason: str) -> None:
+        verdict, is_well = self._verdicts[target], not reason
+        verdict.count = verdict.count + 1 if verdict.was_well == is_well else 1
+        verdict.was_well, verdict.reason = is_well, reason
+        needed = target.probe.rise if is_well else target.probe.fall
+        if verdict.is_up is not is_well and verdict.count >= needed:
+            verdict.is_up = is_well
+            self._on_change(target)
+
+
+_COST = {"tcp": 1.0, "http": 3.0, "https": 12.0, "grpc": 8.0}
+
+
+def cost_per_second(targets: Iterable[Target]) -> float:
+    """In TCP attempts a second; the others' weights were measured beside it."""
+    return sum(_COST[target.probe.kind] * 1000 / target.probe.interval_ms for target in targets)
