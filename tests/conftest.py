@@ -33,6 +33,7 @@ def _can_make_namespaces() -> bool:
 CAPABILITIES: dict[str, Callable[[], bool]] = {
     "root": lambda: os.geteuid() == 0,
     "netns": _can_make_namespaces,
+    "wireguard": lambda: shutil.which("wg") is not None and shutil.which("wireguard-go") is not None,
     "sshd": lambda: shutil.which("sshd", path="/usr/sbin:/usr/bin") is not None,
     "qemu": lambda: shutil.which("qemu-system-x86_64") is not None,
     "qsd": lambda: shutil.which("qemu-storage-daemon") is not None,

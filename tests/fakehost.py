@@ -10,7 +10,7 @@ from controlplane.remote.fake import FakeLinks
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.machine.fake import FakeMachine
 from hostagent.drivers.network.fake import FakeLinks as FakeNetwork
-from hostagent.drivers.network.fake import FakeRoutes
+from hostagent.drivers.network.fake import FakeRoutes, FakeTunnels
 from hostagent.drivers.registry import fake_drivers
 from hostagent.drivers.storage.fake import FakeStorage
 from hostagent.drivers.supervisor.fake import FakeSupervisor
@@ -42,6 +42,7 @@ class FakeHost:
             return fake.facts
 
         agent.learn_facts = learn
+        fake.tunnels.name = host_id
         return fake
 
     def join(self, links: FakeLinks) -> FakeHost:
@@ -105,6 +106,11 @@ class FakeHost:
         assert isinstance(self.agent.drivers.routes, FakeRoutes)
         return self.agent.drivers.routes
 
+    @property
+    def tunnels(self) -> FakeTunnels:
+        assert isinstance(self.agent.drivers.tunnels, FakeTunnels)
+        return self.agent.drivers.tunnels
+
 
 def fake_facts(hostname: str, *, cpus: int, memory_bytes: int) -> HostFacts:
     return HostFacts(
@@ -125,6 +131,7 @@ def fake_facts(hostname: str, *, cpus: int, memory_bytes: int) -> HostFacts:
         kvm=KvmFact(device_present=False, usable=False, reason="fake"),
         machine_drivers=("fake",),
         storage_drivers=("fake",),
+        tunnel_driver="kernel",
         cpus=tuple(CpuFact(id=i, core_id=i, socket_id=0, numa_node=0, siblings=(i,)) for i in range(cpus)),
         numa_nodes=(NumaNodeFact(id=0, memory_bytes=memory_bytes),),
     )

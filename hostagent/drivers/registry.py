@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineDriver
-from hostagent.drivers.network.protocol import LinkDriver, RouteDriver
+from hostagent.drivers.network.protocol import LinkDriver, RouteDriver, TunnelDriver
 from hostagent.drivers.storage.protocol import StorageDriver
 from hostagent.drivers.supervisor.protocol import SupervisorDriver
 from hostagent.lib.hostconfig import HostConfig
 from hostagent.lib.paths import Paths
+from hostagent.lib.seal import HostSealer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Drivers:
     storages: dict[str, StorageDriver]
     links: LinkDriver
     routes: RouteDriver
+    tunnels: TunnelDriver
     unlimited: tuple[str, ...] = ()
 
 
@@ -30,7 +32,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
     """Everything fake, sharing one `Faults` (reached as `drivers.links.faults` of the fake)."""
     from hostagent.drivers.fault import Faults
     from hostagent.drivers.machine.fake import FakeMachine
-    from hostagent.drivers.network.fake import FakeLinks, FakeRoutes
+    from hostagent.drivers.network.fake import FakeLinks, FakeRoutes, FakeTunnels
     from hostagent.drivers.storage.fake import FakeStorage
     from hostagent.drivers.supervisor.fake import FakeSupervisor
 
@@ -42,6 +44,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         storages={"fake": FakeStorage(faults)},
         links=FakeLinks(faults),
         routes=FakeRoutes(faults),
+        tunnels=FakeTunnels(faults),
     )
 
 
@@ -52,9 +55,13 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     """
     if config.drivers == "fake":
         return fake_drivers(None if config.supervisor == "fake" else _supervisor(paths, config))
-    from hostagent.drivers.network.links import LinkSet, RouteSet
+    from hostagent.drivers.network.links import LinkSet
+    from hostagent.drivers.network.routes import RouteSet
+    from hostagent.drivers.network.tunnel_keys import TunnelKeys
+    from hostagent.drivers.network.wireguard import WireGuard
 
     below = _supervisor(paths, config)
+    tunnels = WireGuard(below, paths, TunnelKeys(paths.tunnel_keys, HostSealer(paths.host_key)))
     machines = {driver.traits.name: driver for driver in _machines(paths, below)}
     if config.machine_drivers:
         machines = {name: driver for name, driver in machines.items() if name in config.machine_drivers}
@@ -63,7 +70,8 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         machines=dict(machines),
         storages=_storages(paths, below),
         links=LinkSet(),
-        routes=RouteSet(),
+        routes=RouteSet(tunnels.names),
+        tunnels=tunnels,
         unlimited=_unlimited(machines, below),
     )
 

@@ -16,7 +16,7 @@ from hostagent.facts import hardware, kvm, system
 from hostagent.facts.sysfs import text
 from hostagent.lib.hostconfig import HostConfig
 from hostagent.lib.paths import Paths
-from hostagent.protocol.facts import HostFacts, InterfaceFact, KvmFact
+from hostagent.protocol.facts import HostFacts, InterfaceFact, KvmFact, ProgramFact
 
 T = TypeVar("T")
 _MOST_RESERVED_BYTES = 2 << 30
@@ -81,7 +81,18 @@ class Learner:
             clock_unix_ms=time.time_ns() // 1_000_000,
             at_rest="host_file",
             data_interface=self._config.data_interface,
+            tunnel_driver=tunnel_driver(self._features, programs),
         )
+
+
+def tunnel_driver(features: dict[str, bool], programs: tuple[ProgramFact, ...]) -> str:
+    """`wg` tells both what to do; userspace needs taps besides."""
+    found = {program.name for program in programs if program.path}
+    if "wg" not in found:
+        return ""
+    if features.get("wireguard"):
+        return "kernel"
+    return "userspace" if "wireguard-go" in found and features.get("tun") else ""
 
 
 def schedulable_memory(config: HostConfig, total_bytes: int) -> int:

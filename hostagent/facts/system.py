@@ -29,6 +29,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "openssl": ("version",),
     "zstd": ("--version",),
     "wg": ("--version",),
+    "wireguard-go": ("--version",),
 }
 # Tried in a network namespace of their own, so that nothing of the host changes.
 _LINK_FEATURES = {
@@ -104,7 +105,7 @@ async def interfaces() -> tuple[InterfaceFact, ...]:
     facts = []
     for link in await _ip_json("addr"):
         name = link.get("ifname", "")
-        if link.get("link_type") == "loopback" or name.startswith(("bp", "bq")):
+        if link.get("link_type") == "loopback" or name.startswith(("bp", "bq", "bw")):
             continue
         speed = text(SYS / f"class/net/{name}/speed")
         facts.append(

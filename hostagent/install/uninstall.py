@@ -29,7 +29,7 @@ from hostagent.lib.paths import Paths
 from hostagent.protocol.enrol import Change, ChangeLine
 from hostagent.protocol.errors import AgentError
 
-LINK = re.compile(r"b[pq][0-9a-z]{12}")
+LINK = re.compile(r"b[pq][0-9a-z]{12}|bw[ab][0-9a-f]{8}")
 _LEAVING = re.compile(r"^(?:Purg|Remv) (\S+)", re.MULTILINE)
 ROUTE_PROTOCOLS = ("190", "191")
 _STOP_SECONDS = 30.0

@@ -60,6 +60,10 @@ class Paths:
         """What the operator (or the lab) declares of this host: cpus, memory_bytes, data_interface …"""
         return self.config / "host.toml"
 
+    @property
+    def tunnel_keys(self) -> Path:
+        return self.state / "tunnel"
+
     def image_directory(self, image_id: str) -> Path:
         """The image's files by their names (hard links into `blobs`)."""
         return self.state / "images" / image_id

@@ -78,6 +78,7 @@ class HostFacts:
     `several_global_ipv6_prefixes`, `not_limited:qemu:memory`, `data_interface_missing:eth1`, `config_not_understood:cpuz`,
     `unreadable:disks:…`).
     `clock_unix_ms`: the host's wall clock, for whoever compares it with his own. `at_rest`: under what secrets rest.
+    `tunnel_driver`: `kernel`, `userspace`, or empty where WireGuard cannot run.
     """
 
     hostname: str
@@ -108,3 +109,4 @@ class HostFacts:
     clock_unix_ms: int = 0
     at_rest: str = ""
     data_interface: str = ""
+    tunnel_driver: str = ""

@@ -76,7 +76,10 @@ class TunnelInterfaceWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelPeerWanted:
-    """Another host. `slot` says through which interface of ours it is reached; `endpoint` is its data address and port."""
+    """Another host. `slot` says through which interface of ours it is reached; `endpoint` is its data address and port.
+
+    While keys are rotated a host is there twice, once in each slot. `keepalive_seconds` 0: only traffic keeps it warm.
+    """
 
     host_id: str
     slot: Literal["a", "b"]
@@ -84,17 +87,22 @@ class TunnelPeerWanted:
     endpoint_address: str
     endpoint_port: int
     allowed_cidrs: tuple[str, ...]
+    keepalive_seconds: int = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelWanted:
-    """All WireGuard interfaces and peers of this host. Id is always `tunnel`."""
+    """All WireGuard interfaces and peers of this host. Id is always `tunnel`.
+
+    `addresses`: the host's own, inside the private pools; it speaks with them into encrypted networks.
+    """
 
     id: str
     generation: Generation
     interfaces: tuple[TunnelInterfaceWanted, ...]
     peers: tuple[TunnelPeerWanted, ...] = ()
     mtu_bytes: int = 1420
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,19 +68,27 @@ class NicWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteWanted:
-    """`destination_cidr` (one VM's /32 or /128, or a subnet) goes to the host whose data address is `via`."""
+    """`destination_cidr` (one VM's /32 or /128, or a subnet) goes to the host whose data address is `via`.
+
+    With a `slot`, `via` is empty and the packets go into that tunnel interface, whose peers know where to.
+    """
 
     destination_cidr: str
     via: str
+    slot: Literal["", "a", "b"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWanted:
-    """All routes of this host to VMs on other hosts (encryption: none). Id is always `routes`: one document a host."""
+    """All routes of this host to VMs on other hosts. Id is always `routes`: one document a host.
+
+    `unreachable_cidrs`: encrypted networks. What no better route leads to is refused, never sent out in the clear.
+    """
 
     id: str
     generation: Generation
     routes: tuple[RouteWanted, ...]
+    unreachable_cidrs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ class NetworkKind:
 
     async def apply(self, agent: Agent, document: NetworkWanted, job: Job) -> Result:
         job.step = "routes"
-        seen = await agent.drivers.routes.apply(RoutePlan(wanted=document, data_interface=agent.config.data_interface))
+        seen = await agent.drivers.routes.apply(_plan(agent, document))
         return Succeeded(observed={"state": "present", "routes": len(seen.routes)})
 
     async def remove(self, agent: Agent, object_id: str, document: NetworkWanted | None) -> None:
@@ -35,9 +35,10 @@ class NetworkKind:
         seen = await agent.drivers.routes.observe()
         if document is None:
             return Observed(id=ROUTES, kind="network", generation=None, state="unknown") if seen else None
-        if seen is None and document.routes:
+        if seen is None and (document.routes or document.unreachable_cidrs):
             return None
         same = set(seen.routes if seen else ()) == set(document.routes)
+        same = same and set(seen.unreachable_cidrs if seen else ()) == set(document.unreachable_cidrs)
         detail: dict[str, str | int | float | bool | None] = {"routes": len(seen.routes) if seen else 0}
         state = "present" if same else "different"
         return Observed(id=object_id, kind="network", generation=document.generation, state=state, detail=detail)
@@ -51,6 +52,17 @@ class NetworkKind:
 
 
 KIND = NetworkKind()
+
+
+async def apply_again(agent: Agent) -> None:
+    """What a tunnel's interface took along when it went is put back as soon as it is there again."""
+    document = agent.documents.get("network", ROUTES)
+    if document is not None and any(route.slot for route in document.routes):
+        await agent.drivers.routes.apply(_plan(agent, document))
+
+
+def _plan(agent: Agent, document: NetworkWanted) -> RoutePlan:
+    return RoutePlan(wanted=document, data_interface=agent.config.data_interface)
 
 
 async def ensure(agent: Agent, body: NetworkWanted) -> Outcome:

@@ -17,7 +17,7 @@ Verb = Callable[[Agent, Any], Awaitable[Any]]
 
 @cache
 def verbs() -> dict[str, Verb]:
-    from hostagent.verbs import facts, host, image, network, nic, stream, vm, volume
+    from hostagent.verbs import facts, host, image, network, nic, stream, tunnel, vm, volume
 
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
@@ -26,7 +26,14 @@ def verbs() -> dict[str, Verb]:
         "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
     }
-    for module, name in ((image, "image"), (volume, "volume"), (nic, "nic"), (network, "network"), (vm, "vm")):
+    for module, name in (
+        (image, "image"),
+        (volume, "volume"),
+        (nic, "nic"),
+        (network, "network"),
+        (vm, "vm"),
+        (tunnel, "tunnel"),
+    ):
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
     return table
 

@@ -9,8 +9,9 @@ import subprocess
 import pytest
 
 from hostagent.drivers.network.fake import FakeLinks, FakeRoutes
-from hostagent.drivers.network.links import LinkSet, RouteSet
+from hostagent.drivers.network.links import LinkSet
 from hostagent.drivers.network.protocol import LinkDriver, LinkPlan, RouteDriver, RoutePlan, interface_name, peer_name
+from hostagent.drivers.network.routes import RouteSet
 from hostagent.protocol.wanted import Generation, NetworkWanted, NicWanted, RouteWanted
 
 REAL = pytest.param("real", marks=pytest.mark.caps("root", "netns"))
@@ -83,6 +84,21 @@ async def test_routes_are_replaced_as_a_whole(routes):
     assert await routes.observe() is None
 
 
+async def test_encrypted_networks_without_a_way_are_refused(routes):
+    wanted = NetworkWanted(
+        id="routes",
+        generation=ONE,
+        routes=(RouteWanted(destination_cidr="10.93.1.1/32", via="192.0.2.2"),),
+        unreachable_cidrs=("10.93.1.0/24", "fd00:93::/64"),
+    )
+    for document in (wanted, wanted, dataclasses.replace(wanted, unreachable_cidrs=("10.93.1.0/24",))):
+        await routes.apply(RoutePlan(wanted=document))
+        seen = await routes.observe()
+        assert (seen.routes, seen.unreachable_cidrs) == (document.routes, document.unreachable_cidrs)
+    await routes.remove()
+    assert await routes.observe() is None
+
+
 @pytest.mark.caps("root", "netns")
 @pytest.mark.usefixtures("own_network")
 class TestKernel:
@@ -146,6 +162,33 @@ class TestKernel:
         await LinkSet().apply(TAP)
 
         assert json.loads(ip("-json", "route", "get", NIC.ipv4))[0]["dev"] == TAP.interface
+
+    async def test_routes_lead_into_a_tunnel_and_change_over_without_a_gap(self):
+        """Both families; what `ip monitor` saw holds no deletion."""
+        make_data_network()
+        for name in ("bwa00000000", "bwb00000000"):
+            ip("link", "add", name, "type", "veth", "peer", "name", f"p{name}")
+            ip("link", "set", name, "up")
+        driver = RouteSet({"a": "bwa00000000", "b": "bwb00000000"})
+        destinations = ("10.93.1.1/32", "fd00:93::1:1/128")
+
+        def document(**way: str) -> RoutePlan:
+            found = tuple(RouteWanted(destination_cidr=cidr, **{"via": "", **way}) for cidr in destinations)
+            return RoutePlan(wanted=NetworkWanted(id="routes", generation=ONE, routes=found), data_interface="data0")
+
+        await driver.apply(document(slot="a"))
+        with subprocess.Popen(["ip", "monitor", "route"], stdout=subprocess.PIPE, text=True) as monitor:
+            try:
+                for slot in ("b", "a"):
+                    seen = await driver.apply(document(slot=slot))
+                    assert {(r.destination_cidr, r.slot) for r in seen.routes} == {(cidr, slot) for cidr in destinations}
+                    for address in ("10.93.1.1", "fd00:93::1:1"):
+                        assert json.loads(ip("-json", "route", "get", address))[0]["dev"] == f"bw{slot}00000000"
+            finally:
+                monitor.terminate()
+            assert "Deleted" not in monitor.stdout.read()
+        await driver.apply(RoutePlan(wanted=NetworkWanted(id="routes", generation=ONE, routes=()), data_interface="data0"))
+        assert await driver.observe() is None
 
     async def test_a_link_changes_its_kind(self):
         await LinkSet().apply(TAP)

@@ -13,8 +13,9 @@ from hostagent.drivers.machine.protocol import DiskAttachment, MachinePlan, Moun
 from hostagent.drivers.machine.qemu import QemuMachine
 from hostagent.drivers.machine.qemu_command import nic_words
 from hostagent.drivers.machine.seed import render_seed
-from hostagent.drivers.network.links import LinkSet, RouteSet
+from hostagent.drivers.network.links import LinkSet
 from hostagent.drivers.network.protocol import LinkPlan, RoutePlan, interface_name, peer_name
+from hostagent.drivers.network.routes import RouteSet
 from hostagent.drivers.storage.protocol import VolumePlan
 from hostagent.drivers.storage.qsd import QsdStorage
 from hostagent.drivers.supervisor.fake import FakeSupervisor

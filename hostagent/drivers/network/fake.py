@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.network.protocol import (
     LinkObserved,
@@ -11,7 +14,11 @@ from hostagent.drivers.network.protocol import (
     RoutePlan,
     RoutesObserved,
     RouteTraits,
+    TunnelInterfaceObserved,
+    TunnelsObserved,
+    TunnelTraits,
 )
+from hostagent.protocol.network import TunnelWanted
 
 
 class FakeLinks:
@@ -62,9 +69,58 @@ class FakeRoutes:
 
     async def apply(self, plan: RoutePlan) -> RoutesObserved:
         await self.faults.reach("routes.apply")
-        self.present = RoutesObserved(routes=tuple(sorted(plan.wanted.routes, key=lambda r: r.destination_cidr)))
+        self.present = RoutesObserved(
+            routes=tuple(sorted(plan.wanted.routes, key=lambda r: r.destination_cidr)),
+            unreachable_cidrs=plan.wanted.unreachable_cidrs,
+        )
         return self.present
 
     async def remove(self) -> None:
         await self.faults.reach("routes.remove")
         self.present = None
+
+
+class FakeTunnels:
+    """Every peer is heard as soon as it is known, but those in `silent`. Keys are made up of `name`, slot and generation."""
+
+    traits = TunnelTraits(name="fake")
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.name = ""
+        self.present: TunnelWanted | None = None
+        self.silent: set[str] = set()
+
+    async def observe(self, wanted: TunnelWanted | None) -> TunnelsObserved | None:
+        await self.faults.reach("tunnel.observe")
+        if self.present is None:
+            return None
+        differences = () if wanted is None or wanted == self.present else ("document",)
+        return TunnelsObserved(interfaces=self._interfaces(self.present), differences=differences)
+
+    async def apply(self, wanted: TunnelWanted) -> TunnelsObserved:
+        await self.faults.reach("tunnel.apply")
+        self.present = wanted if wanted.interfaces else None
+        return TunnelsObserved(interfaces=self._interfaces(wanted))
+
+    async def remove(self) -> None:
+        await self.faults.reach("tunnel.remove")
+        self.present = None
+
+    def _interfaces(self, wanted: TunnelWanted) -> tuple[TunnelInterfaceObserved, ...]:
+        return tuple(
+            TunnelInterfaceObserved(
+                slot=interface.slot,
+                interface=f"bw{interface.slot}00000000",
+                driver="kernel",
+                public_key=self.public_key(interface.slot, interface.key_generation),
+                listen_port=interface.listen_port,
+                heard_host_ids=tuple(
+                    sorted({p.host_id for p in wanted.peers if p.slot == interface.slot and p.host_id not in self.silent})
+                ),
+            )
+            for interface in wanted.interfaces
+        )
+
+    def public_key(self, slot: str, generation: int) -> str:
+        return base64.b64encode(hashlib.sha256(f"{self.name} {slot} {generation}".encode()).digest()).decode()

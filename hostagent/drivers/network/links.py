@@ -1,8 +1,8 @@
-"""Links of machines (routed taps and veths) and plain routes to machines on other hosts.
+"""Links of machines: routed taps and veths.
 
 The one rule: every link looks the same from inside (gateway 169.254.1.1 and fe80::1 at 02:00:00:00:00:01) and a machine's
 addresses are permanent neighbours, so what a guest says by ARP or ND changes nothing. Other links and routes are never touched:
-ours are known by their name, and by their routing protocol numbers.
+ours are known by their name, and by their routing protocol number.
 """
 
 from __future__ import annotations
@@ -18,15 +18,10 @@ from hostagent.drivers.network.protocol import (
     LinkPlan,
     LinkRendered,
     LinkTraits,
-    RoutePlan,
-    RoutesObserved,
-    RouteTraits,
 )
-from hostagent.protocol.wanted import NicWanted, RouteWanted
+from hostagent.protocol.wanted import NicWanted
 
 PROTOCOL_LINKS = 190  # free in iproute2's rt_protos
-PROTOCOL_ROUTES = 191
-METRIC_ROUTES = 4096  # over a link's own route, so a machine that is here is never sent elsewhere
 HOST_ADDRESSES = (f"{HOST_IPV4}/32", f"{HOST_IPV6}/64")
 NAME = re.compile(r"bp[0-9a-z]{12}")
 KINDS = frozenset({"tun", "veth"})
@@ -108,42 +103,6 @@ class LinkSet:
         return {destination for _, destination in wanted} <= routes and all(sysctl(k) == v for k, v in _sysctls(link.name))
 
 
-class RouteSet:
-    traits = RouteTraits(name="routes")
-
-    def render(self, plan: RoutePlan) -> LinkRendered:
-        return LinkRendered(requests=tuple(_route_request("route_add", r, plan.data_interface) for r in plan.wanted.routes))
-
-    async def observe(self) -> RoutesObserved | None:
-        async with opened() as netlink:
-            present = await netlink.routes(PROTOCOL_ROUTES)
-        routes = sorted((route.destination, route.gateway) for route in present)
-        return RoutesObserved(routes=tuple(RouteWanted(destination_cidr=d, via=g) for d, g in routes)) if routes else None
-
-    async def apply(self, plan: RoutePlan) -> RoutesObserved:
-        ensure_forwarding()
-        async with opened() as netlink:
-            index = 0
-            if plan.data_interface and (link := await netlink.link(plan.data_interface)):
-                index = link.index
-            present = await netlink.routes(PROTOCOL_ROUTES)
-            right = {(r.destination, r.gateway) for r in present if not index or r.index == index}
-            wanted = {(r.destination_cidr, r.via): r for r in plan.wanted.routes}
-            stale = [r for r in present if (r.destination, r.gateway) not in right or (r.destination, r.gateway) not in wanted]
-            for route in stale:
-                gone = RouteWanted(destination_cidr=route.destination, via=route.gateway)
-                await netlink.carry_out((_route_request("route_remove", gone, ""),))
-            missing = [route for key, route in wanted.items() if key not in right]
-            await netlink.carry_out(tuple(_route_request("route_add", route, plan.data_interface) for route in missing))
-        return await self.observe() or RoutesObserved(routes=())
-
-    async def remove(self) -> None:
-        async with opened() as netlink:
-            for route in await netlink.routes(PROTOCOL_ROUTES):
-                gone = RouteWanted(destination_cidr=route.destination, via=route.gateway)
-                await netlink.carry_out((_route_request("route_remove", gone, ""),))
-
-
 def ensure_forwarding() -> None:
     """Make this namespace a router. An uplink that learns its way by router advertisements goes on doing so."""
     if sysctl("ipv6/conf/all/forwarding") != "1":
@@ -179,14 +138,3 @@ def _sysctls(name: str) -> tuple[tuple[str, str], ...]:
         (f"{v4}/accept_redirects", "0"),
         (f"{v4}/send_redirects", "0"),
     )
-
-
-def _route_request(verb: str, route: RouteWanted, interface: str) -> Request:
-    attributes: Attributes = (
-        ("destination", route.destination_cidr),
-        ("gateway", route.via),
-        ("interface", interface),
-        ("protocol", PROTOCOL_ROUTES),
-        ("metric", METRIC_ROUTES),
-    )
-    return (verb, attributes)

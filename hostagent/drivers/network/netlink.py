@@ -25,6 +25,7 @@ Request = tuple[str, Attributes]
 
 NEIGHBOUR_PERMANENT = 0x80
 TABLE_MAIN = 254
+RTN_UNREACHABLE = 7
 SYSCTL = Path("/proc/sys/net")
 
 
@@ -40,12 +41,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """`destination` with its prefix length; `gateway` "" = on the link."""
+    """`destination` with its prefix length; `gateway` "" = on the link, or nowhere where `is_unreachable`."""
 
     destination: str
     gateway: str
     index: int
     protocol: int
+    is_unreachable: bool = False
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +72,10 @@ class Netlink:
             "address_add": self._address_add,
             "neighbour_set": self._neighbour_set,
             "route_add": self._route_add,
+            "route_replace": self._route_replace,
             "route_remove": self._route_remove,
+            "link_up": self._link_up,
+            "address_remove": self._address_remove,
             "sysctl": self._sysctl,
         }
         for verb, attributes in requests:
@@ -133,9 +138,21 @@ class Netlink:
                         gateway=message.get_attr("RTA_GATEWAY") or "",
                         index=message.get_attr("RTA_OIF") or 0,
                         protocol=protocol,
+                        is_unreachable=message["type"] == RTN_UNREACHABLE,
                     )
                 )
         return found
+
+    async def make_wireguard(self, name: str) -> bool:
+        """False where the kernel has no WireGuard."""
+        try:
+            await self._ip.link("add", ifname=name, kind="wireguard")
+        except Exception as error:
+            code = getattr(error, "code", None)
+            if code not in (errno.EOPNOTSUPP, errno.EEXIST):
+                raise
+            return code == errno.EEXIST
+        return True
 
     async def remove_link(self, name: str) -> None:
         """Absent is success."""
@@ -172,6 +189,16 @@ class Netlink:
         await self._ip.link("set", index=index, **wanted)
         await self._ip.link("set", index=index, state="up")
 
+    async def _link_up(self, a: dict[str, Any]) -> None:
+        index = await self._index(a["name"])
+        await self._ip.link("set", index=index, mtu=a["mtu"], ifalias=a["alias"])
+        await self._ip.link("set", index=index, state="up")
+
+    async def _address_remove(self, a: dict[str, Any]) -> None:
+        address, _, length = a["address"].partition("/")
+        with self._accepting(errno.EADDRNOTAVAIL):
+            await self._ip.addr("del", index=await self._index(a["name"]), address=address, prefixlen=int(length))
+
     async def _address_add(self, a: dict[str, Any]) -> None:
         address, _, length = a["address"].partition("/")
         nodad = {"flags": 0x02} if ":" in address else {}
@@ -189,6 +216,10 @@ class Netlink:
         with self._accepting(errno.EEXIST):
             await self._ip.route("add", **await self._route_attributes(a))
 
+    async def _route_replace(self, a: dict[str, Any]) -> None:
+        """Packets find the old way or the new one, never none."""
+        await self._ip.route("replace", **await self._route_attributes(a))
+
     async def _route_remove(self, a: dict[str, Any]) -> None:
         with self._accepting(errno.ESRCH):
             await self._ip.route("del", **await self._route_attributes(a))
@@ -201,6 +232,8 @@ class Netlink:
             "proto": a["protocol"],
             "table": TABLE_MAIN,
         }
+        if a.get("unreachable"):
+            return attributes | {"type": "unreachable", "priority": a["metric"]}
         if a.get("interface"):
             attributes["oif"] = await self._index(a["interface"])
         if a.get("gateway"):

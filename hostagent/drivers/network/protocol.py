@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hostagent.drivers.machine.protocol import NicKind
+from hostagent.lib.process import Incarnation
+from hostagent.protocol.network import TunnelWanted
 from hostagent.protocol.wanted import NetworkWanted, NicWanted, RouteWanted
 
 HOST_MAC = "02:00:00:00:00:01"
@@ -99,6 +101,7 @@ class RoutePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutesObserved:
     routes: tuple[RouteWanted, ...]
+    unreachable_cidrs: tuple[str, ...] = ()
 
 
 class RouteDriver(Protocol):
@@ -115,3 +118,47 @@ class RouteDriver(Protocol):
     async def apply(self, plan: RoutePlan) -> RoutesObserved: ...
 
     async def remove(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelTraits:
+    name: Literal["wireguard", "fake"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelInterfaceObserved:
+    """`driver`: who carries its packets. `incarnation`: of the process that does, if one does."""
+
+    slot: str
+    interface: str
+    driver: Literal["kernel", "userspace"]
+    public_key: str
+    listen_port: int
+    heard_host_ids: tuple[str, ...] = ()
+    incarnation: Incarnation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelsObserved:
+    """`differences`: what is not as wanted, in words; empty when all is. `heard_host_ids`: peers with a fresh handshake."""
+
+    interfaces: tuple[TunnelInterfaceObserved, ...]
+    differences: tuple[str, ...] = ()
+
+
+class TunnelDriver(Protocol):
+    """All WireGuard interfaces of this host. What is right already is not touched: sessions go on."""
+
+    traits: TunnelTraits
+
+    async def observe(self, wanted: TunnelWanted | None) -> TunnelsObserved | None:
+        """None = there is no interface of ours."""
+        ...
+
+    async def apply(self, wanted: TunnelWanted) -> TunnelsObserved:
+        """Interfaces and peers that are wanted come first, what is not wanted goes last."""
+        ...
+
+    async def remove(self) -> None:
+        """Interfaces, processes and keys gone. Absent is success."""
+        ...
