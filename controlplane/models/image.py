@@ -19,7 +19,8 @@ SHA256 = "~ '^[0-9a-f]{64}$'"
 class Image(Versioned, Base):
     """One image of the deployment; `boot` is the manifest's boot section, `root_file` the file that disks start from.
 
-    `purpose`: `guest` boots; `engine` (a container's root) and `weights` (mounted read-only) belong to models of the catalogue.
+    `purpose`: `guest` boots; `engine` (a workload's root) and `weights` (mounted read-only) belong to models of the catalogue.
+    `runs_workloads`: a guest that keeps the workload of its seed running, so replicas can be VMs of it.
     """
 
     __tablename__ = "image"
@@ -35,6 +36,7 @@ class Image(Versioned, Base):
     root_file: Mapped[str]
     min_disk_bytes: Mapped[int]
     min_memory_bytes: Mapped[int]
+    runs_workloads: Mapped[bool] = mapped_column(server_default="false")
     state: Mapped[str] = mapped_column(server_default="uploading")
     available_at: Mapped[datetime | None]
     deleting_at: Mapped[datetime | None]
@@ -48,6 +50,7 @@ class Image(Versioned, Base):
         CheckConstraint("purpose IN ('guest', 'engine', 'weights')", name="purpose_known"),
         CheckConstraint("boot->>'kind' IN ('kernel', 'firmware', 'none')", name="boot_known"),
         CheckConstraint("(purpose = 'guest') = (boot->>'kind' <> 'none')", name="guests_boot"),
+        CheckConstraint("runs_workloads <= (purpose = 'guest')", name="guests_run_workloads"),
         CheckConstraint("min_disk_bytes > 0 AND min_memory_bytes > 0", name="sizes_positive"),
     )
 

@@ -52,6 +52,11 @@ class Paths:
         return self.state / "images" / "incoming"
 
     @property
+    def image_disks(self) -> Path:
+        """Images as read-only file systems, by the digest of their content, shared by the VMs of this host."""
+        return self.state / "images" / "disk"
+
+    @property
     def host_key(self) -> Path:
         return self.state / "host.key"
 

@@ -130,8 +130,8 @@ class MountWanted:
 class WorkloadWanted:
     """A command to keep running inside the machine (an inference engine); None for a plain VM.
 
-    `root_image_id`: for the container driver the image whose file `root.tar.zst` is the root tree.
-    `secret_env` rests sealed under the host's key.
+    `root_image_id`: the image whose file `root.tar.zst` is the tree that the command sees as its root; a VM needs it beside
+    its own image, a container's is its own image when this is empty. `secret_env` rests sealed under the host's key.
     """
 
     argv: tuple[str, ...]
@@ -140,6 +140,12 @@ class WorkloadWanted:
     mounts: tuple[MountWanted, ...] = ()
     port: int = 0
     health_path: str = ""
+    root_image_id: str = ""
+
+    @property
+    def image_ids(self) -> tuple[str, ...]:
+        """Its root's and its mounts' images."""
+        return (self.root_image_id, *(mount.image_id for mount in self.mounts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +176,12 @@ class VmWanted:
     on_guest_poweroff: Literal["stop", "restart"] = "stop"
     home: Literal["pinned", "movable"] = "pinned"
     workload: WorkloadWanted | None = None
+
+    @property
+    def image_ids(self) -> tuple[str, ...]:
+        """Every image that must lie on the host before the machine starts, each once."""
+        named = (self.image_id, *(self.workload.image_ids if self.workload else ()))
+        return tuple(dict.fromkeys(image_id for image_id in named if image_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

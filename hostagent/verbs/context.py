@@ -58,6 +58,7 @@ class Agent:
     learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
     admission: KeyedLocks = field(default_factory=KeyedLocks)
     uploads: KeyedLocks = field(default_factory=KeyedLocks)
+    disks: KeyedLocks = field(default_factory=KeyedLocks)
     grants: Grants = field(default_factory=Grants)
     settle_seconds: float = 1.0
     monotonic: Callable[[], float] = time.monotonic

@@ -11,6 +11,7 @@ import re
 import shutil
 from pathlib import Path, PurePosixPath
 
+from hostagent.drivers.machine import imagedisk
 from hostagent.lib import files
 from hostagent.lib.paths import Paths
 from hostagent.protocol.errors import AgentError
@@ -22,7 +23,7 @@ from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_RESERVED = frozenset({"sha256", "incoming"})
+_RESERVED = frozenset({"sha256", "incoming", "disk"})
 
 
 class ImageKind:
@@ -59,6 +60,7 @@ class ImageKind:
         others = [image for image in agent.documents.all("image") if image.id != object_id]
         wanted = {file.sha256 for image in others for file in image.files}
         await asyncio.to_thread(_remove, agent.paths.image_directory(object_id), agent.paths.blobs, agent.paths.uploads, wanted)
+        await asyncio.to_thread(imagedisk.remove_unwanted, agent.paths.image_disks, others)
 
     async def observe(self, agent: Agent, object_id: str, document: ImageWanted | None) -> Observed | None:
         directory = agent.paths.image_directory(object_id)
@@ -135,6 +137,14 @@ def directory_of(agent: Agent, image_id: str) -> Path:
     return directory
 
 
+async def disk_of(agent: Agent, image_id: str) -> Path:
+    """A complete image as a read-only disk, made at its first use. Raises AgentError `image.missing`, `disk.full`."""
+    directory = directory_of(agent, image_id)
+    document: ImageWanted = agent.documents.get("image", image_id)  # pyright: ignore[reportAssignmentType] - directory_of found it
+    async with agent.disks.hold(imagedisk.disk_digest(document)):
+        return await imagedisk.make_disk(agent.paths.image_disks, document, directory)
+
+
 def missing_files(agent: Agent, document: ImageWanted) -> list[FileWanted]:
     return [file for file in document.files if not has_blob(agent, file)]
 
@@ -205,7 +215,6 @@ def _user_of(agent: Agent, image_id: str) -> str:
         if volume.image_id == image_id and not agent.documents.is_purged("volume", volume.id):
             return volume.id
     for vm in agent.documents.all("vm"):
-        mounts = vm.workload.mounts if vm.workload else ()
-        if image_id in (vm.image_id, *(mount.image_id for mount in mounts)) and not agent.documents.is_purged("vm", vm.id):
+        if image_id in vm.image_ids and not agent.documents.is_purged("vm", vm.id):
             return vm.id
     return ""

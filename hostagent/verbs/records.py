@@ -23,6 +23,7 @@ class VmRecord:
     a newer one. `digest`: of what its process was started from, so that a document that needs a restart is told apart.
     `starts` counts starts, ever. `is_starting`: from before its process is made until the driver said that it runs; found on a
     running machine it means that an agent died in between, and only the driver knows whether the machine really runs.
+    `accelerator`: what its last start had, `kvm` or `tcg`; "" where there is no virtual CPU.
     """
 
     uid_slot: int
@@ -32,6 +33,7 @@ class VmRecord:
     digest: str = ""
     starts: int = 0
     is_starting: bool = False
+    accelerator: str = ""
 
 
 class Records:

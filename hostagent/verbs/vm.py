@@ -18,7 +18,6 @@ from hostagent.drivers.machine.protocol import (
     MachineDriver,
     MachineObserved,
     MachinePlan,
-    MountAttachment,
     NicAttachment,
 )
 from hostagent.drivers.machine.seed import render_seed
@@ -29,7 +28,7 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, Observed, Purge, VmWanted
-from hostagent.verbs import image, lifecycle, nic, volume
+from hostagent.verbs import image, lifecycle, nic, volume, workload
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 from hostagent.verbs.records import VmRecord
@@ -47,6 +46,7 @@ class VmKind:
             raise AgentError("vm.unsupported", f"{driver.traits.name} does not boot by {boot}", retryable=False)
         if document.vcpus <= 0 or document.memory_bytes <= 0:
             raise AgentError("vm.invalid", "a machine has CPUs and memory", retryable=False)
+        workload.check(document.workload, driver.traits)
 
     async def apply(self, agent: Agent, document: VmWanted, job: Job) -> Result:
         driver = driver_of(agent, document)
@@ -80,6 +80,7 @@ class VmKind:
             digest=digest_of(document),
             starts=record.starts + 1,
             is_starting=True,
+            accelerator=_accelerator(driver, plan),
         )
         agent.records.put(document.id, record)
         job.step = "start"
@@ -185,7 +186,7 @@ async def plan_of(agent: Agent, document: VmWanted, job: Job) -> MachinePlan:
     agent.paths.vm_log(document.id).parent.mkdir(parents=True, exist_ok=True)
     for name in _boot_files(document):
         image.file_of(agent, document.image_id, name)
-    mounts = document.workload.mounts if document.workload else ()
+    root, mounts = await workload.attachments(agent, document.workload, driver.traits, job)
     return MachinePlan(
         vm=document,
         disks=await _disks(agent, document, job),
@@ -197,7 +198,8 @@ async def plan_of(agent: Agent, document: VmWanted, job: Job) -> MachinePlan:
         uid=uid,
         gid=uid,
         uid_count=UIDS_PER_MACHINE,
-        mounts=tuple(MountAttachment(source=image.directory_of(agent, m.image_id), path=m.path) for m in mounts),
+        root=root,
+        mounts=mounts,
         seed=render_seed(document.id, document.seed, document.nics),
         is_kvm_usable=driver.traits.isolation != "container" and (await agent.probe_kvm()).usable,
     )
@@ -268,6 +270,12 @@ def _stopped(plan: MachinePlan) -> MachinePlan:
     return dataclasses.replace(plan, vm=dataclasses.replace(plan.vm, power="stopped"))
 
 
+def _accelerator(driver: MachineDriver, plan: MachinePlan) -> str:
+    if driver.traits.isolation == "container":
+        return ""
+    return "kvm" if plan.is_kvm_usable else "tcg"
+
+
 def _running(agent: Agent, seen: MachineObserved) -> Result:
     if seen.incarnation is not None:
         agent.watch(("vm", seen.vm_id), seen.incarnation)
@@ -288,6 +296,7 @@ def _detail(
     is_running = seen is not None and seen.state == "running"
     return {
         "driver": document.driver,
+        "accelerator": record.accelerator if record else "",
         "exit_reason": seen.exit_reason if seen else "",
         "exit_detail": seen.exit_detail if seen else "",
         "pid": seen.incarnation.pid if seen and seen.incarnation else None,

@@ -114,6 +114,7 @@ def _assemble(recipe: Recipe, work: Path, tree: Path, unpacked: Path, mirror: st
         min_memory_bytes=MIN_MEMORY_BYTES,
         boot=Boot(kernel_file=KERNEL_FILE, initramfs_file=INITRAMFS_FILE, cmdline=recipe.cmdline),
         files=tuple(_described(work / name) for name in names),
+        runs_workloads=True,
     )
     write_manifest(work, manifest)
 

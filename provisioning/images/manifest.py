@@ -32,7 +32,9 @@ class Boot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`min_disk_bytes` is the size of the root file system; a disk must be at least that large."""
+    """`min_disk_bytes` is the size of the root file system; a disk must be at least that large. `runs_workloads`: the guest
+    keeps the seed's workload running.
+    """
 
     name: str
     description: str
@@ -44,6 +46,7 @@ class Manifest:
     min_memory_bytes: int
     boot: Boot
     files: tuple[ManifestFile, ...]
+    runs_workloads: bool = False
     format: Literal[1] = 1
 
 

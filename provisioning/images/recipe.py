@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FORMAT = 2
+FORMAT = 3
 FILES = Path(__file__).with_name("rootfs")
 PROGRAMS = {
     "boot": 0o755,
@@ -20,6 +20,8 @@ PROGRAMS = {
     "shutdown": 0o755,
     "sshd": 0o755,
     "user-data": 0o755,
+    "workload": 0o755,
+    "workload-runner": 0o755,
 }
 
 

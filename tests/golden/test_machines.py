@@ -12,7 +12,7 @@ from hostagent.drivers.machine.container import ContainerMachine
 from hostagent.drivers.machine.protocol import DiskAttachment, MachinePlan, MountAttachment, NicAttachment
 from hostagent.drivers.machine.qemu import QemuMachine
 from hostagent.drivers.machine.qemu_command import nic_words
-from hostagent.drivers.machine.seed import render_seed
+from hostagent.drivers.machine.seed import render_seed, workload_text
 from hostagent.drivers.network.links import LinkSet
 from hostagent.drivers.network.protocol import LinkPlan, RoutePlan, interface_name, peer_name
 from hostagent.drivers.network.routes import RouteSet
@@ -28,6 +28,7 @@ from hostagent.protocol.wanted import (
     FirmwareBoot,
     Generation,
     KernelBoot,
+    MountWanted,
     NetworkWanted,
     NicWanted,
     RouteWanted,
@@ -94,6 +95,15 @@ CONTAINER_PLAN = dataclasses.replace(
     nics=(NicAttachment(nic=NIC, interface=interface_name(NIC.id), kind="veth", peer=peer_name(NIC.id)),),
     mounts=(MountAttachment(source=PATHS.image_directory("img_2"), path="/weights"),),
 )
+VM_WORKLOAD_PLAN = dataclasses.replace(
+    PLAN,
+    vm=dataclasses.replace(
+        WANTED,
+        workload=dataclasses.replace(WORKLOAD, root_image_id="img_2", mounts=(MountWanted(image_id="img_3", path="/w"),)),
+    ),
+    root=MountAttachment(source=PATHS.image_disks / "a.ext4", path="/", form="disk"),
+    mounts=(MountAttachment(source=PATHS.image_disks / "b.ext4", path="/w", form="disk"),),
+)
 
 
 def lines(argv: tuple[str, ...]) -> str:
@@ -116,6 +126,24 @@ def test_a_vm_by_tcg(golden):
     golden("qemu-tcg.txt", f"{unit.name} uid={unit.uid} groups={unit.groups} {unit.limits}\n{lines(unit.argv)}{words}")
     assert [(str(file.path), file.is_secret) for file in rendered.files] == [(f"/run/bedplate/vm/{VM}/seed.img", True)]
     assert qemu().render(PLAN) == rendered
+
+
+def test_a_vm_with_a_workload_gets_its_images_as_disks_that_are_only_read(golden):
+    rendered = qemu().render(VM_WORKLOAD_PLAN)
+
+    (unit,) = rendered.units
+    (seed,) = rendered.files
+    golden("qemu-workload.txt", lines(unit.argv) + workload_text(VM_WORKLOAD_PLAN.vm.workload))
+    assert b"planted" in seed.content
+    assert seed.is_secret
+    assert "planted" not in str(unit)
+
+
+def test_a_directory_is_no_disk():
+    plan = dataclasses.replace(VM_WORKLOAD_PLAN, mounts=CONTAINER_PLAN.mounts)
+    with pytest.raises(AgentError) as refused:
+        qemu().render(plan)
+    assert refused.value.code == "vm.unsupported"
 
 
 def test_a_vm_by_kvm_and_firmware(golden):

@@ -60,6 +60,11 @@ class ImageManifest(Input):
     min_memory_bytes: int = Field(
         default=64 * MIB, ge=16 * MIB, le=1 << 40, description="The least memory it boots with.", examples=[268435456]
     )
+    runs_workloads: bool = Field(
+        default=False,
+        description="Whether the guest keeps the workload of its seed running: replicas can be VMs of it.",
+        examples=[True],
+    )
     files: list[ImageFileSpec] = Field(
         min_length=1,
         max_length=MAX_FILES,
@@ -129,6 +134,7 @@ class ImageView(Resource):
     root_file: str = Field(description="The file that root disks start from.", examples=["root.qcow2"])
     min_disk_bytes: int = Field(description="The least size of a root disk.", examples=[2147483648])
     min_memory_bytes: int = Field(description="The least memory it boots with.", examples=[268435456])
+    runs_workloads: bool = Field(description="Whether replicas of endpoints can be VMs of it.", examples=[True])
     state: str = Field(description="`uploading`, `available` or `deleting`.", examples=["available"])
     files: list[ImageFileView] = Field(description="Its files.", examples=[[]])
     hosts: int = Field(description="On how many hosts a whole copy lies.", examples=[2])

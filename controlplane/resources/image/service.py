@@ -58,6 +58,7 @@ async def create(session: AsyncSession, manifest: ImageManifest, *, name: str | 
         root_file=manifest.root_file,
         min_disk_bytes=manifest.min_disk_bytes,
         min_memory_bytes=manifest.min_memory_bytes,
+        runs_workloads=manifest.runs_workloads,
     )
     session.add(image)
     await session.flush()

@@ -47,8 +47,10 @@ class ContainerMachine:
         isolation="container",
         disk_transport="file",
         nic_kind="veth",
+        mount_form="directory",
         boots=frozenset({"none"}),
         has_console=False,
+        needs_workload=True,
     )
 
     def __init__(
@@ -131,7 +133,7 @@ class ContainerMachine:
 
     async def _unpack_and_start(self, plan: MachinePlan) -> None:
         plan.state_directory.mkdir(parents=True, exist_ok=True)
-        archive = archive_of(plan.image_directory)
+        archive = archive_of(plan.root.source if plan.root is not None else plan.image_directory)
         tree = await unpack(archive, plan.state_directory, uid=plan.uid, gid=plan.gid, count=plan.uid_count)
         async with self._changing.hold(plan.vm.id):
             await self._start(plan, tree)

@@ -21,6 +21,7 @@ class FakeMachine:
         isolation="vm",
         disk_transport="vhost_user_blk",
         nic_kind="tap",
+        mount_form="directory",
         boots=frozenset({"kernel", "firmware", "none"}),
         has_console=False,
     )

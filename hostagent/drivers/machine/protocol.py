@@ -16,22 +16,29 @@ from hostagent.protocol.wanted import NicWanted, VmWanted
 
 DiskTransport = Literal["vhost_user_blk", "file"]
 NicKind = Literal["tap", "veth"]
+MountForm = Literal["directory", "disk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineTraits:
-    """`disk_transport`, `nic_kind`: in what form disks and nics must be handed over. `boots`: accepted kinds of `boot`."""
+    """`disk_transport`, `nic_kind`, `mount_form`: in what form disks, nics and shared images must be handed over. `boots`:
+    accepted kinds of `boot`. `max_mounts`: shared images of one workload, its root among them. `needs_workload`: there is
+    nothing else that it could run.
+    """
 
     name: Literal["qemu", "cloud_hypervisor", "container", "fake"]
     isolation: Literal["microvm", "vm", "container"]
     disk_transport: DiskTransport
     nic_kind: NicKind
+    mount_form: MountForm
     boots: frozenset[Literal["kernel", "firmware", "none"]]
     needs_kvm: bool = False
     has_console: bool = True
     can_hotplug: bool = False
     can_resize: bool = False
     can_snapshot: bool = False
+    needs_workload: bool = False
+    max_mounts: int = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +67,13 @@ class NicAttachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountAttachment:
-    """A directory of the host, read-only inside at `path` (container), or as a disk (VM)."""
+    """An image of the host, shared with other machines, read-only inside at `path`. `source`: its directory, or (`disk`) a
+    file system with what lies there; of the workload's root with what its archive holds.
+    """
 
     source: Path
     path: str
+    form: MountForm = "directory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +83,7 @@ class MachinePlan:
     `run_directory` (tmpfs, emptied by a reboot) holds sockets and the seed in plain; `state_directory` survives.
     `uid`/`gid` are numbers of this machine alone; with `uid_count` > 1 a whole range (container's user namespace).
     `seed` is the NoCloud seed: `meta-data`, `user-data`, `network-config`. `is_kvm_usable` is the host's probed fact.
+    `root` is the tree of the workload (`path` is `/`); None: the machine's own image.
     """
 
     vm: VmWanted
@@ -85,6 +96,7 @@ class MachinePlan:
     uid: int
     gid: int
     uid_count: int = 1
+    root: MountAttachment | None = None
     mounts: tuple[MountAttachment, ...] = ()
     cpus: tuple[int, ...] = ()
     seed: dict[str, str] = field(default_factory=dict)

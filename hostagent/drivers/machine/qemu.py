@@ -11,8 +11,8 @@ import os
 import shutil
 
 from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
-from hostagent.drivers.machine.qemu_command import RunFiles, nic_words, qemu_argv
-from hostagent.drivers.machine.seed import seed_image
+from hostagent.drivers.machine.qemu_command import MAX_MOUNTS, RunFiles, nic_words, qemu_argv
+from hostagent.drivers.machine.seed import WORKLOAD, seed_image, workload_text
 from hostagent.drivers.network.tap import open_tap
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
 from hostagent.lib.files import tail
@@ -39,7 +39,9 @@ class QemuMachine:
         isolation="vm",
         disk_transport="vhost_user_blk",
         nic_kind="tap",
+        mount_form="disk",
         boots=frozenset({"kernel", "firmware"}),
+        max_mounts=MAX_MOUNTS,
     )
 
     def __init__(
@@ -73,7 +75,10 @@ class QemuMachine:
                 tasks=256 + 8 * plan.vm.vcpus,
             ),
         )
-        seed = (RenderedFile(path=files.seed, content=seed_image(plan.seed), is_secret=True),) if plan.seed else ()
+        texts = dict(plan.seed)
+        if plan.vm.workload is not None:
+            texts[WORKLOAD] = workload_text(plan.vm.workload)
+        seed = (RenderedFile(path=files.seed, content=seed_image(texts), is_secret=True),) if texts else ()
         return MachineRendered(files=seed, units=(unit,))
 
     async def observe(self, vm_id: str) -> MachineObserved | None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hostagent.drivers.machine.protocol import DiskAttachment, MachinePlan
+from hostagent.drivers.machine.protocol import DiskAttachment, MachinePlan, MountAttachment
+from hostagent.drivers.machine.seed import mount_serial, root_serial
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, NicWanted
 
 PROGRAM = "/usr/bin/qemu-system-x86_64"
+MAX_MOUNTS = 12  # each takes one of the 31 slots of the root complex, beside disks, nics and the rest
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -48,8 +50,8 @@ def qemu_argv(plan: MachinePlan, *, tsc_khz: int) -> tuple[str, ...]:
     """Raises AgentError `vm.unsupported` for what QEMU cannot do here."""
     files = RunFiles(directory=plan.run_directory)
     vm = plan.vm
-    if plan.mounts or vm.workload is not None:
-        raise AgentError("vm.unsupported", "the qemu driver runs no workload of its own", retryable=False)
+    if vm.workload is not None and plan.root is None:
+        raise AgentError("vm.unsupported", "a workload in a VM needs an image with its root", retryable=False)
     accelerator = ("kvm", "host,host-phys-bits=on") if plan.is_kvm_usable else ("tcg", "max")
     argv = [PROGRAM, "-name", f"guest={vm.id},debug-threads=on", "-nodefaults", "-no-user-config", "-display", "none", "-S"]
     argv += ["-machine", f"q35,accel={accelerator[0]},memory-backend=memory", "-cpu", accelerator[1]]
@@ -60,8 +62,12 @@ def qemu_argv(plan: MachinePlan, *, tsc_khz: int) -> tuple[str, ...]:
         argv += _disk(index, disk, is_bootable=isinstance(vm.boot, FirmwareBoot))
     for index in range(len(plan.nics)):
         argv += _root_port(f"port_nic{index}", 64 + index)
-    if plan.seed:
-        argv += _seed(files.seed)
+    if plan.seed or vm.workload is not None:
+        argv += _shared("seed", files.seed, 128)
+    if plan.root is not None:
+        argv += _mount(root_serial(), plan.root, 129)
+    for index, mount in enumerate(plan.mounts):
+        argv += _mount(mount_serial(index), mount, 130 + index)
     argv += ["-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random"]
     argv += ["-device", "pvpanic-pci", "-device", "i6300esb", "-action", "panic=exit-failure,watchdog=reset"]
     argv += ["-chardev", f"socket,id=qmp,path={files.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
@@ -116,8 +122,18 @@ def _disk(index: int, disk: DiskAttachment, *, is_bootable: bool) -> list[str]:
     return ["-chardev", chardev, *_root_port(f"port_disk{index}", 1 + index), "-device", device]
 
 
-def _seed(path: Path) -> list[str]:
-    file = {"driver": "file", "node-name": "seed_file", "filename": str(path), "read-only": True}
-    node = {"driver": "raw", "node-name": "seed", "file": "seed_file", "read-only": True}
-    device = "virtio-blk-pci,id=seed_disk,bus=port_seed,drive=seed,serial=seed"
-    return ["-blockdev", json.dumps(file), "-blockdev", json.dumps(node), *_root_port("port_seed", 128), "-device", device]
+def _mount(serial: str, mount: MountAttachment, chassis: int) -> list[str]:
+    if mount.form != "disk":
+        raise AgentError("vm.unsupported", f"{mount.source} is no disk that a VM can be given", retryable=False)
+    return _shared(serial, mount.source, chassis)
+
+
+def _shared(name: str, path: Path, chassis: int) -> list[str]:
+    """A file that is only read, opened by QEMU itself: any number of machines may read the same one. The guest finds it by
+    its serial.
+    """
+    file = {"driver": "file", "node-name": f"{name}_file", "filename": str(path), "read-only": True}
+    node = {"driver": "raw", "node-name": name, "file": f"{name}_file", "read-only": True}
+    device = f"virtio-blk-pci,id={name}_disk,bus=port_{name},drive={name},serial={name}"
+    words = ["-blockdev", json.dumps(file), "-blockdev", json.dumps(node)]
+    return [*words, *_root_port(f"port_{name}", chassis), "-device", device]

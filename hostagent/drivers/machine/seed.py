@@ -11,11 +11,12 @@ import json
 from typing import Any
 
 from hostagent.drivers.machine.vfat import vfat_image
-from hostagent.protocol.wanted import NicWanted, SeedWanted
+from hostagent.protocol.wanted import NicWanted, SeedWanted, WorkloadWanted
 
 GATEWAY_IPV4 = "169.254.1.1"
 GATEWAY_IPV6 = "fe80::1"
 LABEL = "CIDATA"
+WORKLOAD = "workload.json"
 
 Yaml = dict[str, Any] | list[Any] | str | int | bool
 
@@ -34,6 +35,31 @@ def render_seed(machine_id: str, seed: SeedWanted, nics: tuple[NicWanted, ...]) 
 def seed_image(seed: dict[str, str]) -> bytes:
     """The seed's files as a vfat disk image labelled CIDATA; the same files always make the same bytes."""
     return vfat_image(LABEL, {name: text.encode() for name, text in seed.items()})
+
+
+def root_serial() -> str:
+    """The serial number of the disk that holds a workload's root."""
+    return "workload-root"
+
+
+def mount_serial(index: int) -> str:
+    """The serial number of the disk that is seen at the path of the workload's mount of this index."""
+    return f"mount{index}"
+
+
+def workload_text(workload: WorkloadWanted) -> str:
+    """What the workload runner of our guest images reads: the command, and which disk is seen where, by serial number."""
+    description = {
+        "version": 1,
+        "root": root_serial(),
+        "mounts": [{"serial": mount_serial(index), "path": mount.path} for index, mount in enumerate(workload.mounts)],
+        "argv": list(workload.argv),
+        "env": workload.env,
+        "secret_env": workload.secret_env,
+        "port": workload.port,
+        "health_path": workload.health_path,
+    }
+    return json.dumps(description, ensure_ascii=False, indent=1) + "\n"
 
 
 def _cloud_config(seed: SeedWanted) -> dict[str, Yaml]:

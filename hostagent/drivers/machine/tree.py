@@ -58,16 +58,21 @@ async def _unpack(archive: Path, tree: Path, *, uid: int, gid: int, count: int) 
     fresh = tree.with_name(f"{tree.name}.new")
     await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
+    await unpack_into(archive, fresh, uid=uid, gid=gid, count=count)
+    fresh.rename(tree)
+
+
+async def unpack_into(archive: Path, directory: Path, *, uid: int = 0, gid: int = 0, count: int = 1 << 32) -> None:
+    """All of the archive below an empty directory, owners shifted into the range, without devices and set-uid programs."""
     compression = ("--zstd",) if archive.suffix == ".zst" else ()
     words = ("tar", "--extract", *compression, "--numeric-owner", "--same-permissions", "--same-owner", "--file", str(archive))
     try:
-        await run(*words, "--directory", str(fresh), deadline_seconds=UNPACK_SECONDS)
+        await run(*words, "--directory", str(directory), deadline_seconds=UNPACK_SECONDS)
     except AgentError as error:
         if "No space left" in error.message:
             raise AgentError("disk.full", error.message) from error
         raise
-    await asyncio.to_thread(_shift, fresh, uid, gid, count)
-    fresh.rename(tree)
+    await asyncio.to_thread(_shift, directory, uid, gid, count)
 
 
 def _shift(tree: Path, uid: int, gid: int, count: int) -> None:
