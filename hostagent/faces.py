@@ -29,6 +29,7 @@ def run(face: str, arguments: list[str]) -> int:
         "install": _install,
         "uninstall": _uninstall,
         "supervisor": _supervisor,
+        "rules-helper": _rules_helper,
         "version": _version,
     }
     if face not in table:
@@ -150,6 +151,14 @@ def _supervisor(arguments: list[str]) -> int:
     os.umask(0o022)
     asyncio.run(Init(_paths(options).run).main())
     return 0
+
+
+def _rules_helper(arguments: list[str]) -> int:
+    """What `serve` starts to write rules; not for people."""
+    from hostagent.drivers.network import nft_helper
+
+    del arguments
+    return nft_helper.main()
 
 
 def _version(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineDriver
-from hostagent.drivers.network.protocol import LinkDriver, RouteDriver, TunnelDriver
+from hostagent.drivers.network.protocol import LinkDriver, RouteDriver, RuleDriver, TunnelDriver
 from hostagent.drivers.storage.protocol import StorageDriver
 from hostagent.drivers.supervisor.protocol import SupervisorDriver
 from hostagent.lib.hostconfig import HostConfig
@@ -25,6 +25,7 @@ class Drivers:
     links: LinkDriver
     routes: RouteDriver
     tunnels: TunnelDriver
+    rules: RuleDriver
     unlimited: tuple[str, ...] = ()
 
 
@@ -32,7 +33,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
     """Everything fake, sharing one `Faults` (reached as `drivers.links.faults` of the fake)."""
     from hostagent.drivers.fault import Faults
     from hostagent.drivers.machine.fake import FakeMachine
-    from hostagent.drivers.network.fake import FakeLinks, FakeRoutes, FakeTunnels
+    from hostagent.drivers.network.fake import FakeLinks, FakeRoutes, FakeRules, FakeTunnels
     from hostagent.drivers.storage.fake import FakeStorage
     from hostagent.drivers.supervisor.fake import FakeSupervisor
 
@@ -45,6 +46,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         links=FakeLinks(faults),
         routes=FakeRoutes(faults),
         tunnels=FakeTunnels(faults),
+        rules=FakeRules(faults),
     )
 
 
@@ -55,6 +57,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     """
     if config.drivers == "fake":
         return fake_drivers(None if config.supervisor == "fake" else _supervisor(paths, config))
+    from hostagent.drivers.network import nft
     from hostagent.drivers.network.links import LinkSet
     from hostagent.drivers.network.routes import RouteSet
     from hostagent.drivers.network.tunnel_keys import TunnelKeys
@@ -72,6 +75,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         links=LinkSet(),
         routes=RouteSet(tunnels.names),
         tunnels=tunnels,
+        rules=nft.best(),
         unlimited=_unlimited(machines, below),
     )
 

@@ -129,7 +129,8 @@ def stop_all(kind: str, paths: Paths) -> None:
     for protocol in ROUTE_PROTOCOLS:
         for family in ("-4", "-6"):
             command("ip", family, "route", "flush", "proto", protocol, check=False)
-    command("nft", "delete", "table", "inet", "bedplate", check=False)
+    for family in ("inet", "arp"):
+        command("nft", "delete", "table", family, "bedplate", check=False)
     _unmount(paths)
 
 

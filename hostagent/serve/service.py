@@ -20,6 +20,7 @@ from hostagent.serve import streams
 from hostagent.serve.keeper import INTERVAL_SECONDS, Keeper
 from hostagent.serve.metrics import Metrics
 from hostagent.serve.session import Session
+from hostagent.verbs import rules
 from hostagent.verbs.context import Agent, open_agent
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(os.close, descriptor)
+        stack.push_async_callback(agent.rules.close)
+        await rules.start(agent)
         await _listen(stack, paths.socket, lambda r, w: _accept(agent, metrics, r, w), mode=0o660)
         await _listen(stack, paths.metrics_socket, lambda r, w: metrics.answer(agent, r, w), mode=0o660)
         keeping = asyncio.create_task(keeper.run(), name="keeper")

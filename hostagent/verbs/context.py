@@ -1,4 +1,4 @@
-"""What a verb stands on: paths, drivers, documents, jobs, events. The one rule: verbs keep no state of their own."""
+"""What a verb stands on: paths, drivers, documents, rules, jobs, events. The one rule: verbs keep no state of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.registry import Drivers
 from hostagent.lib.hostconfig import HostConfig
 from hostagent.lib.lock import KeyedLocks
@@ -53,6 +54,7 @@ class Agent:
     events: EventLog
     jobs: Jobs
     tickets: Tickets
+    rules: Ruleset
     version: str
     probe_kvm: Callable[[], Awaitable[KvmFact]] = _no_kvm
     learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
@@ -84,5 +86,6 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
         events=events,
         jobs=Jobs(events),
         tickets=Tickets(),
+        rules=Ruleset(drivers.rules),
         version=version,
     )

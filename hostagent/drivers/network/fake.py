@@ -1,9 +1,11 @@
-"""Links and routes in dictionaries; nothing reaches the kernel."""
+"""Links, routes and rules in dictionaries; nothing reaches the kernel."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.network.protocol import (
@@ -14,10 +16,16 @@ from hostagent.drivers.network.protocol import (
     RoutePlan,
     RoutesObserved,
     RouteTraits,
+    RuleChange,
+    RulePlan,
+    RulesObserved,
+    RuleTraits,
     TunnelInterfaceObserved,
     TunnelsObserved,
     TunnelTraits,
 )
+from hostagent.drivers.network.table import BASE_CHAINS, SLOTS, difference, render_table
+from hostagent.protocol.errors import AgentError
 from hostagent.protocol.network import TunnelWanted
 
 
@@ -124,3 +132,101 @@ class FakeTunnels:
 
     def public_key(self, slot: str, generation: int) -> str:
         return base64.b64encode(hashlib.sha256(f"{self.name} {slot} {generation}".encode()).digest()).decode()
+
+
+class FakeRules:
+    """`table` is what was written: chains to rules, sets to elements; None when there is none. `flush` is somebody else."""
+
+    traits = RuleTraits(name="fake", is_warm=True)
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.table: RuleTable | None = None
+        self.generation = 1
+
+    def render(self, plan: RulePlan) -> str:
+        return render_table(plan)
+
+    async def observe(self) -> RulesObserved | None:
+        await self.faults.reach("rules.observe")
+        return RulesObserved(generation=self.generation) if self.table is not None else None
+
+    async def apply(self, plan: RulePlan) -> RulesObserved:
+        await self.faults.reach("rules.apply")
+        whole = difference((), plan.parts.values(), {})
+        self.table = RuleTable(chains=dict.fromkeys((*BASE_CHAINS, *SLOTS), ()))
+        self.table.carry_out(whole)
+        return self._written()
+
+    async def change(self, change: RuleChange) -> RulesObserved:
+        await self.faults.reach("rules.change")
+        if self.table is None:
+            raise AgentError("rules.refused", "there is no table")
+        after = self.table.copy()
+        after.carry_out(change)
+        self.table = after
+        return self._written()
+
+    async def read(self, words: str) -> str:
+        await self.faults.reach("rules.read")
+        if self.table is None:
+            raise AgentError("rules.refused", f"{words}: there is no table")
+        return repr(self.table)
+
+    async def remove(self) -> None:
+        await self.faults.reach("rules.remove")
+        self.table = None
+        self._written()
+
+    async def close(self) -> None:
+        """Nothing stays loaded."""
+
+    def flush(self) -> None:
+        self.table = None
+        self.generation += 1
+
+    def _written(self) -> RulesObserved:
+        self.generation += 1
+        return RulesObserved(generation=self.generation)
+
+
+@dataclass(slots=True)
+class RuleTable:
+    chains: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sets: dict[str, dict[str, str]] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> RuleTable:
+        return RuleTable(dict(self.chains), {name: dict(pairs) for name, pairs in self.sets.items()}, dict(self.objects))
+
+    def carry_out(self, change: RuleChange) -> None:
+        """Raises AgentError `rules.refused` for what is not there, or is there already with another value."""
+        self.objects |= change.new_objects
+        self.sets |= {name: {} for name in change.new_sets}
+        self.chains |= dict.fromkeys(change.new_chains, ())
+        for name, rules in change.rules.items():
+            self._known(self.chains, name)
+            self.chains[name] = rules
+        for name, pairs in change.removed.items():
+            self._known(self.sets, name)
+            for key in pairs:
+                self._known(self.sets[name], key)
+                del self.sets[name][key]
+        for name, pairs in change.added.items():
+            self._known(self.sets, name)
+            for key, value in pairs.items():
+                if self.sets[name].setdefault(key, value) != value:
+                    raise AgentError("rules.refused", f"{name} has another {key}")
+        for table, names in (
+            (self.chains, change.old_chains),
+            (self.sets, change.old_sets),
+            (self.objects, change.old_objects),
+        ):
+            for name in names:
+                self._known(table, name)
+                del table[name]
+
+    @staticmethod
+    def _known(table: Mapping[str, object], name: str) -> None:
+        if name not in table:
+            raise AgentError("rules.refused", f"there is no {name}")

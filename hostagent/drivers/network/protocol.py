@@ -1,4 +1,4 @@
-"""Links of machines and routes to other hosts, behind five words each.
+"""Links of machines, routes to other hosts and the table of rules, behind five words each.
 
 The one rule: an interface's name is derived from the nic's id (`interface_name`), so that what is found in the kernel is
 recognised without a register. Host side of every link: MAC 02:00:00:00:00:01, 169.254.1.1/32, fe80::1/64.
@@ -6,7 +6,8 @@ recognised without a register. Host side of every link: MAC 02:00:00:00:00:01, 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hostagent.drivers.machine.protocol import NicKind
@@ -161,4 +162,126 @@ class TunnelDriver(Protocol):
 
     async def remove(self) -> None:
         """Interfaces, processes and keys gone. Absent is success."""
+
+
+FieldType = Literal[
+    "ifname", "ether_addr", "ipv4_addr", "ipv6_addr", "inet_proto", "inet_service", "mark", "number", "verdict", "name"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetSpec:
+    """A named set, or a map when `data` is not empty.
+
+    `declaration` is the nft text between the braces (`type ifname : verdict;`, `typeof … ; flags interval;`); `key` and `data`
+    say the same as field types, for drivers that talk to the kernel without nft. `number` is 32 bits in the host's order (what
+    numgen and jhash give), `name` the name of a counter or limit. A name's spec never changes: another spec, another name.
+    """
+
+    declaration: str
+    key: tuple[FieldType, ...]
+    data: tuple[FieldType, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePart:
+    """What one object (a firewall, a service, a nic) has in the table. Parts never share a name or an element's key.
+
+    `chains`: rules by chain; a chain of the skeleton's slots belongs to the one part that fills it. `elements`: by set or map
+    (of this part or of another one), key text to value text, "" in sets. Text is nft's own, fields are joined by ` . `, names
+    of interfaces are quoted. `objects`: `counter n_x`, `ct timeout t_x`, `limit l_x` to the text between braces.
+    What is named `a_…` lies in the table of the ARP family, everything else in the inet table.
+    """
+
+    chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sets: Mapping[str, SetSpec] = field(default_factory=dict)
+    elements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    objects: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePlan:
+    """The whole table: the skeleton and every part by its name (`firewall/fw_…`, `nic/nic_…`, `loadbalancer/lb_…`)."""
+
+    parts: Mapping[str, RulePart]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleChange:
+    """From one state of the table to the next, in one transaction: packets see the one or the other.
+
+    `specs` knows every set that `added` and `removed` elements belong to. Objects and chains are made before, and taken away
+    after, whatever refers to them.
+    """
+
+    new_sets: Mapping[str, SetSpec] = field(default_factory=dict)
+    new_objects: Mapping[str, str] = field(default_factory=dict)
+    new_chains: tuple[str, ...] = ()
+    rules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    removed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    added: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    old_chains: tuple[str, ...] = ()
+    old_sets: tuple[str, ...] = ()
+    old_objects: tuple[str, ...] = ()
+    specs: Mapping[str, SetSpec] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.has_structure or self.removed or self.added)
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether more than elements of sets and maps changes."""
+        made = self.new_sets or self.new_objects or self.new_chains or self.rules
+        return bool(made or self.old_chains or self.old_sets or self.old_objects)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleTraits:
+    """`is_warm`: a process stays loaded between transactions."""
+
+    name: Literal["nft_helper", "nft", "fake"]
+    is_warm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesObserved:
+    """`generation`: the kernel's count of transactions in this network namespace, of whatever program."""
+
+    generation: int
+
+
+class RuleDriver(Protocol):
+    """One table of rules. All calls raise AgentError `rules.refused` (the kernel or nft said no; nothing changed),
+    `rules.timed_out`, `rules.helper_died` (retryable; whether it happened is unknown: observe), `program.missing`.
+    """
+
+    traits: RuleTraits
+
+    def render(self, plan: RulePlan) -> str:
+        """The transaction that replaces whatever is there by this table."""
+        ...
+
+    async def observe(self) -> RulesObserved | None:
+        """None = the table is not there."""
+        ...
+
+    async def apply(self, plan: RulePlan) -> RulesObserved:
+        """Replace everything, counters and dynamic sets included. Idempotent."""
+        ...
+
+    async def change(self, change: RuleChange) -> RulesObserved:
+        """Fails with `rules.refused` where the table is not what the change starts from: then `apply`."""
+        ...
+
+    async def read(self, words: str) -> str:
+        """The output of one `list …` command."""
+        ...
+
+    async def remove(self) -> None:
+        """The table is gone. Absent is success."""
+        ...
+
+    async def close(self) -> None:
+        """End what stays loaded. The table stays."""
         ...

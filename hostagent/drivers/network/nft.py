@@ -1,0 +1,187 @@
+"""The rules' two real drivers: a warm helper process with the nftables bindings, and the program `nft`, once a transaction.
+
+The one rule: nft text goes in by stdin, one transaction at a time; whoever else writes rules in this network namespace is
+met by the kernel's generation check, on which libnftables tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from hostagent import version
+from hostagent.drivers.network.nfnetlink import NfTables
+from hostagent.drivers.network.protocol import RuleChange, RulePlan, RulesObserved, RuleTraits
+from hostagent.drivers.network.table import TABLE, render_change, render_removal, render_table
+from hostagent.lib import program
+from hostagent.protocol.errors import AgentError
+
+NFT = "/usr/sbin/nft"
+PYTHON = "/usr/bin/python3"
+BINDINGS = Path("/usr/lib/python3/dist-packages/nftables")
+DEADLINE_SECONDS = 30.0
+ANSWER_LIMIT_BYTES = 256 << 20
+_TAIL = 1000
+
+logger = logging.getLogger(__name__)
+
+
+class _Rules:
+    """What both drivers share: everything but how a text reaches the kernel."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._kernel: NfTables | None = None
+
+    def render(self, plan: RulePlan) -> str:
+        return render_table(plan)
+
+    async def observe(self) -> RulesObserved | None:
+        kernel = self._opened()
+        return RulesObserved(generation=kernel.generation()) if kernel.has_table("inet", TABLE) else None
+
+    async def apply(self, plan: RulePlan) -> RulesObserved:
+        return await self._write(render_table(plan))
+
+    async def change(self, change: RuleChange) -> RulesObserved:
+        return await self._write(render_change(change))
+
+    async def read(self, words: str) -> str:
+        async with self._lock:
+            return await self._run(words)
+
+    async def remove(self) -> None:
+        await self._write(render_removal())
+
+    async def close(self) -> None:
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+
+    async def _write(self, text: str) -> RulesObserved:
+        async with self._lock:
+            await self._run(text)
+            return RulesObserved(generation=self._opened().generation())
+
+    def _opened(self) -> NfTables:
+        self._kernel = self._kernel or NfTables()
+        return self._kernel
+
+    async def _run(self, text: str) -> str:
+        raise NotImplementedError
+
+
+class NftProgram(_Rules):
+    traits = RuleTraits(name="nft", is_warm=False)
+
+    async def _run(self, text: str) -> str:
+        try:
+            done = await program.run(NFT, "-f", "-", stdin=text.encode(), deadline_seconds=DEADLINE_SECONDS, check=False)
+        except AgentError as error:
+            if error.code == "program.timed_out":
+                raise AgentError("rules.timed_out", error.message) from error
+            raise
+        if done.returncode != 0:
+            raise refused(done.stderr.decode(errors="replace"))
+        return done.stdout.decode(errors="replace")
+
+
+class NftHelper(_Rules):
+    """`deadline_seconds`: for one transaction; a helper that takes longer is killed, and the next call starts another."""
+
+    traits = RuleTraits(name="nft_helper", is_warm=True)
+
+    def __init__(self, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        super().__init__()
+        self._deadline_seconds = deadline_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._ids = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def close(self) -> None:
+        await super().close()
+        await self._end()
+
+    async def _run(self, text: str) -> str:
+        try:
+            async with asyncio.timeout(self._deadline_seconds):
+                answer = await self._ask(text)
+        except TimeoutError:
+            await self._end()
+            message = f"a transaction took over {self._deadline_seconds:g} s"
+            raise AgentError("rules.timed_out", message) from None
+        except asyncio.CancelledError:  # half a line may be in the pipe
+            await self._end()
+            raise
+        except (ConnectionError, asyncio.IncompleteReadError, ValueError) as error:
+            await self._end()
+            raise AgentError("rules.helper_died", f"the rules' helper ended in a transaction: {error!r}") from error
+        if answer["rc"] != 0:
+            raise refused(answer["err"])
+        return answer["out"]
+
+    async def _ask(self, text: str) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = self._process = await self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._ids += 1
+        process.stdin.write(json.dumps({"id": self._ids, "text": text}).encode() + b"\n")
+        await process.stdin.drain()
+        answer = json.loads(await process.stdout.readuntil(b"\n"))
+        if answer["id"] != self._ids:
+            raise ConnectionError("an answer to another transaction")
+        return answer
+
+    @staticmethod
+    async def _start() -> asyncio.subprocess.Process:
+        archive = version.archive()
+        source = [str(archive), "rules-helper"] if archive else [str(Path(__file__).with_name("nft_helper.py"))]
+        return await asyncio.create_subprocess_exec(
+            PYTHON,
+            "-I",
+            *source,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=sys.stderr.fileno() if _has_descriptor() else asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env=program.minimal_environment(),
+            limit=ANSWER_LIMIT_BYTES,
+        )
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def best() -> NftHelper | NftProgram:
+    """The warm helper where the distribution's bindings are installed, else the program."""
+    return NftHelper() if BINDINGS.is_dir() and os.access(PYTHON, os.X_OK) else NftProgram()
+
+
+def refused(words: str) -> AgentError:
+    return AgentError("rules.refused", f"nft: {words.strip()[-_TAIL:] or 'no reason given'}")
+
+
+def _has_descriptor() -> bool:
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

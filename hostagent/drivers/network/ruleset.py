@@ -1,0 +1,84 @@
+"""What this host wants in its table, kept equal with what the kernel has. The only writer of rules.
+
+The one rule: parts are put, never rules; a part that is put replaces the one of its name, in one transaction together with
+all that are put with it. Where the table is not what it should be (somebody flushed it, a transaction's end is unknown)
+everything is written anew, again in one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from hostagent.drivers.network.protocol import RuleDriver, RulePart, RulePlan, SetSpec
+from hostagent.drivers.network.table import difference
+from hostagent.protocol.errors import AgentError
+
+logger = logging.getLogger(__name__)
+
+
+class Ruleset:
+    """`generation`: of the kernel after our last transaction, None before the first one and after a doubtful one."""
+
+    def __init__(self, driver: RuleDriver) -> None:
+        self.driver = driver
+        self.parts: dict[str, RulePart] = {}
+        self.generation: int | None = None
+        self._specs: dict[str, SetSpec] = {}
+        self._lock = asyncio.Lock()
+        self._is_open = False
+
+    async def start(self, parts: Mapping[str, RulePart]) -> None:
+        """Write all of these instead of whatever is there. Until then `put` only remembers.
+
+        Without any part, and with no table of an earlier agent's, nothing is written at all.
+        """
+        async with self._lock:
+            self._is_open = True
+            self._keep({**self.parts, **parts})
+            if self.parts or await self.driver.observe() is not None:
+                await self._replace()
+
+    async def put(self, parts: Mapping[str, RulePart | None]) -> None:
+        """In the kernel afterwards; None takes a part out. When this raises AgentError, the wanted parts are still these,
+        and `repair` (or the next `put`) tries again. Raises ValueError for parts that contradict each other.
+        """
+        async with self._lock:
+            before = {name: self.parts[name] for name in parts if name in self.parts}
+            after = {name: part for name, part in parts.items() if part is not None}
+            change = difference(before.values(), after.values(), self._specs)
+            self._keep({**{name: part for name, part in self.parts.items() if name not in parts}, **after})
+            if not self._is_open or change.is_empty:
+                return
+            if self.generation is None:
+                await self._replace()
+                return
+            try:
+                self.generation = (await self.driver.change(change)).generation
+            except AgentError as error:
+                self.generation = None
+                if error.code == "program.missing":
+                    raise
+                logger.warning("the table is not what it should be, it is written anew: %s", error)
+                await self._replace()
+
+    async def repair(self) -> None:
+        """Write everything anew."""
+        async with self._lock:
+            if self._is_open:
+                await self._replace()
+
+    async def close(self) -> None:
+        await self.driver.close()
+
+    async def _replace(self) -> None:
+        self.generation = None
+        if self.parts:
+            self.generation = (await self.driver.apply(RulePlan(parts=self.parts))).generation
+        else:
+            await self.driver.remove()
+
+    def _keep(self, parts: dict[str, RulePart]) -> None:
+        self.parts = parts
+        self._specs = {name: spec for part in parts.values() for name, spec in part.sets.items()}

@@ -1,0 +1,197 @@
+"""The one table `inet bedplate`: which base chains it has, in which order their parts come, and how a mark's bits are shared.
+
+The one rule: base chains and slots stand here and nowhere else. A base chain only jumps to its slots, in a fixed order; a slot
+is a chain that one owner fills by a `RulePart`. Base chains accept: a new table's chains are at their hooks a moment before
+their rules, and a policy of drop would drop in that moment. Sources: nft(8); Linux, net/netfilter/nf_tables_api.c.
+
+| hook | base chain | priority | slots, in order |
+|---|---|---|---|
+| prerouting | c_early | raw −300 | early_machine |
+| prerouting | c_mangle | mangle −150 | mangle_tunnel, mangle_balancer |
+| prerouting | c_dstnat | dstnat −100 | dstnat_address, dstnat_balancer |
+| output | c_mark (type route) | mangle −150 | mark_tunnel |
+| output | c_output_nat | −100 | dstnat_address, dstnat_balancer |
+| input | c_input | filter 0 | input_balancer, input_tunnel, input_machine |
+| forward | c_forward | filter 0 | forward_mtu, forward_balancer, forward_offload, forward_tunnel, forward_machine |
+| output | c_output | filter 0 | output_balancer |
+| postrouting | c_post_mangle | mangle −150 | post_tunnel, post_balancer |
+| postrouting | c_srcnat | srcnat 100 | srcnat_address, srcnat_balancer, srcnat_machine |
+| input (arp) | a_input | filter 0 | a_machine |
+
+Packets of established flows go to forward_offload and are accepted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from hostagent.drivers.network.protocol import RuleChange, RulePart, RulePlan, SetSpec
+
+TABLE = "bedplate"
+LINKS = '"bp*"'  # every link of a machine; no other interface of ours may begin so
+TUNNELS = '"bw*"'  # every WireGuard interface of ours
+
+# The packet's and the flow's mark: who uses which bits.
+MARK_BACKEND_SHIFT, MARK_BACKEND_MASK = 0, 0x0000_FFFF
+MARK_EDGE_SHIFT, MARK_EDGE_MASK = 16, 0x00FF_0000
+MARK_CLASS_SHIFT, MARK_CLASS_MASK = 24, 0x0F00_0000
+MARK_FREE_MASK = 0xF000_0000
+
+# Base chain -> (type, hook, priority, what stands in it: slots to jump to, or rules).
+BASE_CHAINS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "c_early": ("filter", "prerouting", "raw", ("jump early_machine",)),
+    "c_mangle": ("filter", "prerouting", "mangle", ("jump mangle_tunnel", "jump mangle_balancer")),
+    "c_dstnat": ("nat", "prerouting", "dstnat", ("jump dstnat_address", "jump dstnat_balancer")),
+    "c_mark": ("route", "output", "mangle", ("jump mark_tunnel",)),
+    "c_output_nat": ("nat", "output", "-100", ("jump dstnat_address", "jump dstnat_balancer")),
+    "c_input": ("filter", "input", "filter", ("jump input_balancer", "jump input_tunnel", "jump input_machine")),
+    "c_forward": (
+        "filter",
+        "forward",
+        "filter",
+        (
+            "jump forward_mtu",
+            "jump forward_balancer",
+            "ct state established,related goto forward_offload",
+            "jump forward_tunnel",
+            "jump forward_machine",
+        ),
+    ),
+    "c_output": ("filter", "output", "filter", ("jump output_balancer",)),
+    "c_post_mangle": ("filter", "postrouting", "mangle", ("jump post_tunnel", "jump post_balancer")),
+    "c_srcnat": ("nat", "postrouting", "srcnat", ("jump srcnat_address", "jump srcnat_balancer", "jump srcnat_machine")),
+    "a_input": ("filter", "input", "filter", ("jump a_machine",)),
+}
+SLOTS = tuple(dict.fromkeys(rule.split()[-1] for *_, rules in BASE_CHAINS.values() for rule in rules))
+
+
+def family_of(name: str) -> str:
+    return "arp" if name.startswith("a_") else "inet"
+
+
+def render_table(plan: RulePlan) -> str:
+    """The transaction that replaces both tables by the skeleton and all parts. Parts in the order of their names."""
+    parts = [plan.parts[name] for name in sorted(plan.parts)]
+    return "".join(f"{line}\n" for line in (*_skeleton(), *_lines(_union(parts))))
+
+
+def render_removal() -> str:
+    return "".join(f"add table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in ("inet", "arp"))
+
+
+def render_change(change: RuleChange) -> str:
+    return "".join(f"{line}\n" for line in _lines(change))
+
+
+def difference(old: Iterable[RulePart], new: Iterable[RulePart], specs: Mapping[str, SetSpec]) -> RuleChange:
+    """What leads from the old parts to the new ones. Raises ValueError for a set or an object that changes under its name.
+
+    `specs`: of the sets of all other parts.
+    """
+    before, after = _union(old), _union(new)
+    for name, spec in after.new_sets.items():
+        if before.new_sets.get(name, spec) != spec:
+            raise ValueError(f"{name}: another declaration needs another name")
+    for name, body in after.new_objects.items():
+        if before.new_objects.get(name, body) != body:
+            raise ValueError(f"{name}: another content needs another name")
+    gone = {name: () for name in before.rules if name in SLOTS and name not in after.rules}
+    removed, added = _elements(before.added, after.added)
+    known = {**specs, **before.new_sets, **after.new_sets}
+    # Elements of a set that goes go with it, but not those that hold a chain which goes before the set does.
+    stays = {name for name in removed if name not in before.new_sets or name in after.new_sets or _holds(known[name])}
+    return RuleChange(
+        new_sets={name: spec for name, spec in after.new_sets.items() if name not in before.new_sets},
+        new_objects={name: body for name, body in after.new_objects.items() if name not in before.new_objects},
+        new_chains=tuple(name for name in after.rules if name not in before.rules and name not in SLOTS),
+        rules={name: rules for name, rules in after.rules.items() if before.rules.get(name) != rules} | gone,
+        removed={name: pairs for name, pairs in removed.items() if name in stays},
+        added=added,
+        old_chains=tuple(name for name in before.rules if name not in after.rules and name not in SLOTS),
+        old_sets=tuple(name for name in before.new_sets if name not in after.new_sets),
+        old_objects=tuple(name for name in before.new_objects if name not in after.new_objects),
+        specs=known,
+    )
+
+
+def _holds(spec: SetSpec) -> bool:
+    return "verdict" in spec.data or "name" in spec.data
+
+
+def _elements(
+    before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    """(removed, added) by set; an element with another value is in both."""
+    removed: dict[str, dict[str, str]] = {}
+    added: dict[str, dict[str, str]] = {}
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name, {}), after.get(name, {})
+        if gone := {key: value for key, value in old.items() if new.get(key) != value}:
+            removed[name] = gone
+        if fresh := {key: value for key, value in new.items() if old.get(key) != value}:
+            added[name] = fresh
+    return removed, added
+
+
+def _union(parts: Iterable[RulePart]) -> RuleChange:
+    """All parts as the change that makes them from nothing. Raises ValueError where two parts claim the same."""
+    sets: dict[str, SetSpec] = {}
+    objects: dict[str, str] = {}
+    rules: dict[str, tuple[str, ...]] = {}
+    elements: dict[str, dict[str, str]] = {}
+    for part in parts:
+        for kind, have, more in (("set", sets, part.sets), ("object", objects, part.objects), ("chain", rules, part.chains)):
+            if twice := have.keys() & more.keys():
+                raise ValueError(f"two parts have the {kind} {min(twice)}")
+            have.update(more)  # type: ignore[arg-type]
+        for name, pairs in part.elements.items():
+            present = elements.setdefault(name, {})
+            if twice := present.keys() & pairs.keys():
+                raise ValueError(f"two parts have the element {min(twice)} of {name}")
+            present.update(pairs)
+    chains = tuple(name for name in rules if name not in SLOTS)
+    return RuleChange(new_sets=sets, new_objects=objects, new_chains=chains, rules=rules, added=elements)
+
+
+def _skeleton() -> Iterator[str]:
+    yield from render_removal().splitlines()
+    for family in ("inet", "arp"):
+        yield f"add table {family} {TABLE}"
+    for name in SLOTS:
+        yield f"add chain {_at(name)}"
+    for name, (kind, hook, priority, rules) in BASE_CHAINS.items():
+        yield f"add chain {_at(name)} {{ type {kind} hook {hook} priority {priority}; policy accept; }}"
+        for rule in rules:
+            yield f"add rule {_at(name)} {rule}"
+
+
+def _lines(change: RuleChange) -> Iterator[str]:
+    for name, body in change.new_objects.items():
+        kind, _, own = name.rpartition(" ")
+        yield f"add {kind} {_at(own)} {{ {body} }}"
+    for name, spec in change.new_sets.items():
+        yield f"add {'map' if spec.data else 'set'} {_at(name)} {{ {spec.declaration} }}"
+    for name in change.new_chains:
+        yield f"add chain {_at(name)}"
+    for name, rules in change.rules.items():
+        yield f"flush chain {_at(name)}"
+        for rule in rules:
+            yield f"add rule {_at(name)} {rule}"
+    for name, pairs in change.removed.items():
+        yield f"delete element {_at(name)} {{ {', '.join(pairs)} }}"
+    for name, pairs in change.added.items():
+        listed = (f"{key} : {value}" if value else key for key, value in pairs.items())
+        yield f"add element {_at(name)} {{ {', '.join(listed)} }}"
+    for name in change.old_chains:
+        yield f"flush chain {_at(name)}"
+    for name in change.old_chains:
+        yield f"delete chain {_at(name)}"
+    for name in change.old_sets:
+        yield f"delete {'map' if change.specs[name].data else 'set'} {_at(name)}"
+    for name in change.old_objects:
+        kind, _, own = name.rpartition(" ")
+        yield f"delete {kind} {_at(own)}"
+
+
+def _at(name: str) -> str:
+    return f"{family_of(name)} {TABLE} {name}"

@@ -1,0 +1,165 @@
+"""Every rule driver; the real ones in a network namespace of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from hostagent.drivers.network.fake import FakeRules
+from hostagent.drivers.network.nft import NftHelper, NftProgram
+from hostagent.drivers.network.protocol import RulePart, RulePlan, SetSpec
+from hostagent.drivers.network.ruleset import Ruleset
+from hostagent.drivers.network.table import difference
+from hostagent.protocol.errors import AgentError
+
+HOSTS = SetSpec(declaration="type ipv4_addr : verdict;", key=("ipv4_addr",), data=("verdict",))
+RANGES = SetSpec(declaration="type inet_service; flags interval;", key=("inet_service",))
+EMPTY = RulePlan(parts={"base": RulePart(chains={"early_machine": ()})})
+BASE = RulePart(
+    sets={"m_hosts": HOSTS},
+    chains={"forward_machine": ("ip daddr vmap @m_hosts", 'counter name "n_seen"')},
+    objects={"counter n_seen": ""},
+)
+
+
+def host(number: int, port: str = "22") -> RulePart:
+    return RulePart(
+        sets={f"s_{number}": RANGES},
+        chains={f"h_{number}": (f"tcp dport @s_{number} accept", "drop")},
+        elements={"m_hosts": {f"10.0.0.{number}": f"goto h_{number}"}, f"s_{number}": {port: ""}},
+    )
+
+
+def words(listing: str) -> list[str]:
+    """Sets and chains may be listed in another order."""
+    return sorted(re.findall(r"[\w.]+", listing))
+
+
+KERNEL = pytest.mark.caps("root", "netns", "nft")
+
+
+@pytest.fixture(params=["fake", pytest.param("helper", marks=KERNEL), pytest.param("program", marks=KERNEL)])
+async def rules(request: pytest.FixtureRequest):
+    if request.param == "fake":
+        yield FakeRules()
+        return
+    request.getfixturevalue("own_network")
+    driver = NftHelper() if request.param == "helper" else NftProgram()
+    yield driver
+    await driver.close()
+
+
+async def test_a_table_lives_its_life(rules):
+    assert await rules.observe() is None
+    await rules.remove()
+
+    first = await rules.apply(EMPTY)
+    assert (await rules.observe()).generation == first.generation
+    again = await rules.apply(RulePlan(parts={"base": BASE, "host/1": host(1)}))
+    assert again.generation > first.generation
+    assert "h_1" in await rules.read("list table inet bedplate")
+
+    await rules.remove()
+    assert await rules.observe() is None
+
+
+async def test_changes_lead_to_what_a_new_table_would_be(rules):
+    ruleset = Ruleset(rules)
+    await ruleset.start({"base": BASE, "host/1": host(1), "host/2": host(2)})
+    await ruleset.put({"host/3": host(3), "host/2": None, "host/1": host(1, "80-443")})
+
+    changed = await rules.read("list table inet bedplate")
+    await ruleset.repair()
+    anew = await rules.read("list table inet bedplate")
+    assert words(changed) == words(anew)
+    assert "h_2" not in anew
+    await ruleset.put(dict.fromkeys(ruleset.parts))
+    assert await rules.observe() is not None
+    await ruleset.repair()
+    assert await rules.observe() is None
+
+
+async def test_a_refused_change_leaves_everything_as_it_was(rules):
+    await rules.apply(RulePlan(parts={"base": BASE, "host/1": host(1)}))
+    before = await rules.read("list table inet bedplate")
+    wrong = difference([host(9)], [host(2)], {"m_hosts": HOSTS})
+
+    with pytest.raises(AgentError) as caught:
+        await rules.change(wrong)
+    assert caught.value.code == "rules.refused"
+    assert await rules.read("list table inet bedplate") == before
+
+
+async def test_a_change_to_a_table_that_somebody_took_away_writes_it_anew(rules):
+    ruleset = Ruleset(rules)
+    await ruleset.start({"base": BASE, "host/1": host(1)})
+    await rules.remove()
+    await ruleset.put({"host/2": host(2)})
+
+    listed = await rules.read("list table inet bedplate")
+    assert "h_1" in listed
+    assert "h_2" in listed
+
+
+async def test_nothing_is_written_for_nothing(rules):
+    ruleset = Ruleset(rules)
+    await ruleset.start({})
+    assert await rules.observe() is None
+    await ruleset.put({"base": BASE})
+    assert await rules.observe() is not None
+
+
+@KERNEL
+@pytest.mark.usefixtures("own_network")
+class TestHelper:
+    async def test_one_that_was_killed_is_started_again(self):
+        driver = NftHelper()
+        ruleset = Ruleset(driver)
+        try:
+            await ruleset.start({"base": BASE})
+            first = driver.pid
+            os.kill(first, signal.SIGKILL)
+            await ruleset.put({"host/1": host(1)})
+            assert driver.pid not in (None, first)
+            assert "h_1" in await driver.read("list table inet bedplate")
+        finally:
+            await ruleset.close()
+
+    async def test_one_that_takes_too_long_is_killed(self):
+        driver = NftHelper(deadline_seconds=10)
+        try:
+            await driver.apply(EMPTY)
+            os.kill(driver.pid, signal.SIGSTOP)
+            driver._deadline_seconds = 0.2
+            with pytest.raises(AgentError) as caught:
+                await driver.apply(EMPTY)
+            assert caught.value.code == "rules.timed_out"
+            assert driver.pid is None
+            driver._deadline_seconds = 10
+            await driver.apply(EMPTY)
+        finally:
+            await driver.close()
+
+    async def test_it_ends_with_the_agent(self):
+        """Its stdin closes when the agent is gone, however that ended."""
+        driver = NftHelper()
+        await driver.apply(EMPTY)
+        process = driver._process
+        process.stdin.close()
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+        await driver.close()
+
+    async def test_writers_beside_us_are_left_alone(self):
+        subprocess.run(["nft", "add", "table", "inet", "other"], check=True, timeout=10)
+        driver = NftProgram()
+        await driver.apply(EMPTY)
+        await driver.remove()
+        listed = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True, timeout=10).stdout
+        assert listed.split() == ["table", "inet", "other"]
+        await driver.close()
