@@ -36,6 +36,7 @@ class Call:
     model: str = UNKNOWN
     served_by: bytes = b"gateway"
     attempts: int = 0
+    decision: bytes = b""
     authenticated_at: float | None = None
     chosen_at: float | None = None
     status: int = 0
@@ -45,6 +46,10 @@ class Call:
     def header(self, name: bytes) -> bytes | None:
         """The first value of a request header (names are lower case in ASGI)."""
         return next((value for key, value in self.request_headers if key == name), None)
+
+    def decide(self, route: str, target: str, rule: str) -> None:
+        """Remember where the request goes, for engine, client, log and usage: `route/target/rule`."""
+        self.decision = f"{route}/{target}/{rule}".encode("latin-1", "replace")
 
     def answer_headers(self) -> list[Header]:
         """What every answer carries, error or not (inference interfaces, section 4)."""
@@ -60,6 +65,7 @@ class Call:
             (b"openai-processing-ms", b"%d" % (1000 * (now - self.arrived))),
             (b"x-served-by", self.served_by),
             (b"x-route-attempts", b"%d" % self.attempts),
+            *(((b"x-bedplate-route", self.decision),) if self.decision else ()),
             (b"x-queue-ms", b"%d" % queued),
             (b"server-timing", timing),
         ]

@@ -6,8 +6,10 @@ The one rule: a `Directory` is a snapshot and never changes; the keeper puts a n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,7 @@ class KeyEntry:
     expires_at: float | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def is_valid(self, now: float) -> bool:
         return self.expires_at is None or now < self.expires_at
@@ -52,13 +55,51 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One endpoint behind a route. `has_continuous_usage`: the engine can send running totals in every chunk."""
+    """One endpoint behind a route. `has_continuous_usage`: the engine can send running totals in every chunk.
+
+    `fallback` takes the requests that this one's replicas cannot: none is there, or they fail.
+    """
 
     endpoint_id: str
+    name: str = ""
     served_model_id: str
     weight: int
     has_continuous_usage: bool
     replicas: tuple[ReplicaEntry, ...]
+    fallback: Target | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What a request must be for a rule; None and empty match everything. `headers`: lower-case name → exact value.
+
+    `least_prompt_tokens` and `most_prompt_tokens` are compared with the estimate (four bytes a token).
+    """
+
+    key_labels: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    modalities: frozenset[str] = frozenset()
+    is_stream: bool | None = None
+    least_prompt_tokens: int | None = None
+    most_prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The first rule that matches decides; a route's own targets are the last rule."""
+
+    name: str
+    match: Match
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affinity:
+    """`prefix`: requests that begin alike go to the same replica; `session`: those with the same `header`."""
+
+    kind: str = "none"
+    header: bytes = b"x-session-id"
+    prefix_bytes: int = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +108,24 @@ class RouteEntry:
     `/v1/models` shows beside OpenAI's fields.
     """
 
+    id: str = ""
     name: str
     created: int
     targets: tuple[Target, ...]
+    rules: tuple[Rule, ...] = ()
+    retry: RetryPolicy = DEFAULT_POLICY
+    affinity: Affinity = Affinity()
     timeouts: Timeouts = Timeouts()
     is_starting: bool = False
     meta: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def is_ready(self) -> bool:
-        return any(target.replicas for target in self.targets)
+    def every_target(self) -> Iterator[Target]:
+        """Those of all rules, and their fallbacks."""
+        for targets in (self.targets, *(rule.targets for rule in self.rules)):
+            for target in targets:
+                yield target
+                if target.fallback is not None:
+                    yield target.fallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

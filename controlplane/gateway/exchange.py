@@ -1,7 +1,7 @@
 """One request at a replica: connect, wait, pass the answer on byte for byte, account for it, let go.
 
 The one rule: every way out (done, refused, died, timed out, client gone) passes `finally`, where the replica is let go, the
-account is closed and the reservation settled. Another replica is tried only when one could not be connected to.
+account is closed and the reservation settled. Another replica is tried only before the first byte has gone to the client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from controlplane.gateway.limit import Buckets
 from controlplane.gateway.meter import Meter
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.problem import Problem
-from controlplane.gateway.routing import Router
+from controlplane.gateway.retry import Fault, FaultKind, RetryBudget
+from controlplane.gateway.routing import Choice, Plan, Router
+from controlplane.gateway.rule import affinity_of, targets_of
 from controlplane.gateway.stream import EventStream, UsageForm
 from controlplane.gateway.upstream import NotConnected, send
 from controlplane.metering.journal import Journal
@@ -59,18 +61,14 @@ class Exchange:
         self._body = body
         self._reserved = reserved_tokens
         self._meter: Meter | None = None
+        self._counted = 0
         self._phase_name = "total"
         self._scope = asyncio.timeout(None)
 
     async def run(self) -> None:
         """Answer the call. Raises Problem; cancelled when the client has left."""
         try:
-            for target, replica in self._means.router.choices(self._route):
-                if await self._attempt(target, replica):
-                    return
-            if self._call.attempts:
-                raise problem.upstream_error(f"none of {self._call.attempts} replicas could be connected to")
-            raise problem.no_ready_replicas(self._route.name, is_starting=self._route.is_starting)
+            await self._try_in_order()
         except Problem as failure:
             self._close(Outcome.TIMED_OUT if failure.type == "timeout_error" else self._outcome_of_failure(), failure.status)
             raise
@@ -81,31 +79,75 @@ class Exchange:
             self._close(Outcome.UPSTREAM_DIED, 500)
             self._settle()
 
+    async def _try_in_order(self) -> None:
+        """One replica after the other until one answers; what the last one met is what the client gets."""
+        call, route, router = self._call, self._route, self._means.router
+        rule, targets = targets_of(route, call, is_stream=self._asked.is_stream, prompt_tokens=estimate_prompt(self._body))
+        plan = router.plan(targets, affinity_of(route, call, self._body), call.arrived)
+        budget = router.budget(route)
+        budget.deposit()
+        choice = plan.next()
+        if choice is None:
+            raise problem.no_ready_replicas(route.name, is_starting=route.is_starting)
+        while True:
+            call.decide(route.name, choice[0].name, rule)
+            try:
+                return await self._attempt(*choice)
+            except Fault as fault:
+                choice = await self._another(plan, fault, budget)
+
+    async def _another(self, plan: Plan, fault: Fault, budget: RetryBudget) -> Choice:
+        """Where to go after a fault; raises the fault's problem when this was all.
+
+        Replicas that could not be connected to are no attempts of the policy: they saw nothing.
+        """
+        policy = self._route.retry
+        log.warning("request %s: %s", self._call.request_id.decode(), fault.problem.log)
+        if fault.kind is FaultKind.UNREACHED and (choice := plan.next(fault.kind)):
+            return choice
+        self._counted += 1
+        if self._counted >= policy.max_attempts:
+            raise fault.problem
+        choice = None if fault.kind is FaultKind.UNREACHED else plan.next(fault.kind)
+        if choice is None and policy.backoff_seconds and fault.kind is not FaultKind.FAILED:
+            plan.again()
+            choice = plan.next(fault.kind)
+        if choice is None or not budget.withdraw():
+            raise fault.problem
+        await asyncio.sleep(policy.wait(self._counted))
+        return choice
+
     def _outcome_of_failure(self) -> Outcome:
         return Outcome.UPSTREAM_DIED if self._meter is not None and self._meter.has_prefill else Outcome.REFUSED
 
-    async def _attempt(self, target: Target, replica: ReplicaEntry) -> bool:
-        """Whether the call was answered; False = this replica could not be connected to and saw nothing of it."""
+    async def _attempt(self, target: Target, replica: ReplicaEntry) -> None:
+        """Raises Fault when nothing went to the client yet and another replica may do better."""
         call, router = self._call, self._means.router
         call.attempts += 1
         call.chosen_at = time.monotonic()
         call.served_by = replica.short_id.encode()
         meter = self._open(target, replica)
-        router.enter(replica.id)
+        router.enter(replica.id, call.chosen_at)
         self._scope = asyncio.timeout(None)
         try:
             async with self._scope:
-                return await self._exchange(target, replica, meter)
+                await self._exchange(target, replica, meter)
+            router.breakers.succeeded(replica.id)
+        except Fault:
+            router.breakers.failed(replica.id, time.monotonic())
+            raise
         except TimeoutError as error:
             if not self._scope.expired():
                 raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+            router.breakers.failed(replica.id, time.monotonic())
             limits = self._route.timeouts
             seconds = {"ttft": limits.first_token, "idle": limits.idle, "total": limits.total}[self._phase_name]
             raise problem.timed_out(self._phase_name, seconds) from error
         finally:
+            router.breakers.undecided(replica.id)
             router.leave(replica.id)
 
-    async def _exchange(self, target: Target, replica: ReplicaEntry, meter: Meter) -> bool:
+    async def _exchange(self, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
         is_metered_stream = self._asked.is_stream and self._call.path != "/v1/embeddings"
         body = prepare(
             self._body,
@@ -120,10 +162,11 @@ class Exchange:
                 self._means.session, self._call, replica.base_url, body, connect_seconds=self._route.timeouts.connect
             )
         except NotConnected as error:
-            log.warning("cannot connect to replica %s at %s: %s", replica.id, replica.base_url, error)
-            return False
+            raise Fault(
+                FaultKind.UNREACHED, problem.upstream_error(f"cannot connect to {replica.base_url}: {error}")
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+            raise self._cut(replica, error) from error
         try:
             if response.status != 200:
                 await self._refused(response, replica)
@@ -133,7 +176,13 @@ class Exchange:
                 await self._plain(response, replica, meter)
         finally:
             response.close() if not response.content.is_eof() else response.release()
-        return True
+
+    def _cut(self, replica: ReplicaEntry, error: Exception) -> Exception:
+        """The connection ended: another replica may take over unless the answer has begun to go out."""
+        said = f"{replica.base_url}: {error!r}"
+        if self._call.is_started:
+            return problem.stream_interrupted(said)
+        return Fault(FaultKind.CUT, problem.upstream_error(said))
 
     async def _refused(self, response: aiohttp.ClientResponse, replica: ReplicaEntry) -> None:
         """Pass a 4xx on unchanged; keep the words of a 5xx in our log."""
@@ -141,18 +190,21 @@ class Exchange:
         try:
             body = await response.content.read(_ERROR_BYTES)
         except (aiohttp.ClientError, OSError) as error:
-            raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+            raise self._cut(replica, error) from error
         said = f"{replica.base_url} answered {response.status}: {body[:500]!r}"
         if response.status == 503:
-            raise problem.overloaded(response.headers.get("retry-after", "").encode() or None, said)
+            raise Fault(FaultKind.BUSY, problem.overloaded(response.headers.get("retry-after", "").encode() or None, said))
         if response.status == 501:
             raise problem.not_supported(self._route.name, said)
         is_json = response.content_type == "application/json"
         is_ours = response.status in (401, 403, 407) or (response.status == 404 and not is_json)  # no engine of this model
         if not 400 <= response.status < 500 or is_ours:
-            raise problem.upstream_error(said)
+            raise Fault(FaultKind.FAILED, problem.upstream_error(said))
         if not is_json:
             raise problem.engine_refused(response.status, body)
+        await self._pass_refusal(response, body)
+
+    async def _pass_refusal(self, response: aiohttp.ClientResponse, body: bytes) -> None:
         headers: list[Header] = [(b"content-type", b"application/json")]
         headers += [
             (name, response.headers[name.decode()].encode())
@@ -185,7 +237,7 @@ class Exchange:
                     await call.body(last, more=True)
                     last = data
         except (aiohttp.ClientError, OSError) as error:
-            raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
+            raise self._cut(replica, error) from error
         whole = b"".join(parts)
         _read_usage(meter, whole if size <= _PARSE_BYTES else b"")
         self._close(Outcome.COMPLETED, 200)
@@ -215,7 +267,7 @@ class Exchange:
                 await call.body(ready, more=True)
             self._phase("idle" if call.is_started else "ttft")
         if not events.is_done:
-            raise self._interrupted(f"{replica.base_url} ended the stream without [DONE]")
+            raise self._cut(replica, ConnectionError("ended the stream without [DONE]"))
         await call.body(events.rest(), more=False)
 
     async def _next(self, response: aiohttp.ClientResponse, replica: ReplicaEntry) -> bytes:
@@ -225,10 +277,7 @@ class Exchange:
         except (aiohttp.ClientError, OSError) as error:
             if self._meter is not None and self._meter.closing is not None:
                 return b""
-            raise self._interrupted(f"{replica.base_url}: {error!r}") from error
-
-    def _interrupted(self, said: str) -> Problem:
-        return problem.stream_interrupted(said) if self._call.is_started else problem.upstream_error(said)
+            raise self._cut(replica, error) from error
 
     def _phase(self, name: str) -> None:
         """From now on the request must move within the phase's time, and in all within the total time."""
@@ -260,7 +309,7 @@ class Exchange:
                 raise problem.cannot_account(repr(error)) from error
             self._meter = Meter(self._means.journal, opening, call.arrived)
         self._meter.endpoint_id, self._meter.replica_id = target.endpoint_id, replica.id
-        self._meter.attempts = call.attempts
+        self._meter.begin(call.attempts)
         return self._meter
 
     def _close(self, outcome: Outcome, status: int) -> None:

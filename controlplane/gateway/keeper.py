@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 import asyncpg
@@ -26,10 +27,11 @@ _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 class Keeper:
     """`current` is always usable; `is_connected` says whether the last look at the database succeeded."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, *, on_routes: Callable[[Directory], None] = lambda _: None) -> None:
         self.current = Directory()
         self.is_connected = False
         self._url = database_url
+        self._on_routes = on_routes
         self._versions: dict[str, int] | None = None
         self._wake = asyncio.Event()
         self._has_tried = asyncio.Event()
@@ -96,6 +98,7 @@ class Keeper:
             routes = await queries.routes(connection)
         self.current = Directory(keys=keys, routes=routes)
         self._versions = found
+        self._on_routes(self.current)
 
     def _notified(self, *_: object) -> None:
         self._wake.set()

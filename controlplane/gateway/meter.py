@@ -32,6 +32,12 @@ class Meter:
         self.endpoint_id, self.replica_id, self.attempts = opening.endpoint_id, opening.replica_id, 1
         self.closing: Closing | None = None
 
+    def begin(self, attempts: int) -> None:
+        """A new attempt: what an earlier one said of tokens does not count (reference: losers of retries are not billed)."""
+        self.attempts = attempts
+        self.tokens = Tokens()
+        self.has_prefill, self.first_token_at = False, None
+
     def progress(self, now: float) -> None:
         """Write down where the stream stands, once a second while tokens flow."""
         if now - self._progress_at < _PROGRESS_SECONDS or self.tokens.completion == self._reported:

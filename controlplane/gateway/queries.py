@@ -5,12 +5,14 @@ The one rule: nothing here runs while a request waits, except the shared look fo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
 
 from controlplane.core import json
-from controlplane.gateway.directory import KeyEntry, ReplicaEntry, RouteEntry, Target, Timeouts
+from controlplane.gateway.directory import Affinity, KeyEntry, Match, ReplicaEntry, RouteEntry, Rule, Target, Timeouts
+from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
 
 CHANNEL = "bedplate_gateway"
 
@@ -18,22 +20,28 @@ VERSIONS = "SELECT topic, version FROM gateway_version"
 
 KEYS = """
 SELECT id, project_id, secret_sha256, models, extract(epoch FROM expires_at)::float8 AS expires_at,
-       requests_per_minute, tokens_per_minute
+       requests_per_minute, tokens_per_minute, labels
 FROM key
 WHERE expires_at IS NULL OR expires_at > now()
 """
 
 ROUTES = """
-SELECT r.project_id, r.name, extract(epoch FROM r.created_at)::bigint AS created, r.timeouts,
-       coalesce(jsonb_agg(jsonb_build_object(
-         'endpoint_id', e.id, 'weight', t.weight, 'spec', e.spec, 'wanted', e.replicas,
-         'replicas', (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url) ORDER BY p.id), '[]')
-                      FROM replica p WHERE p.endpoint_id = e.id AND p.state = 'ready')
-       ) ORDER BY e.id) FILTER (WHERE e.id IS NOT NULL), '[]') AS targets
-FROM route r
-LEFT JOIN route_target t ON t.route_id = r.id
-LEFT JOIN endpoint e ON e.id = t.endpoint_id AND e.state = 'active'
-GROUP BY r.id
+SELECT id, project_id, name, extract(epoch FROM created_at)::bigint AS created, timeouts, retry, affinity, rules FROM route
+"""
+
+TARGETS = """
+SELECT route_id, NULL AS rule, endpoint_id, weight, fallback_endpoint_id FROM route_target
+UNION ALL
+SELECT route_id, rule, endpoint_id, weight, fallback_endpoint_id FROM route_rule_target
+ORDER BY 1, 3
+"""
+
+ENDPOINTS = """
+SELECT e.id, e.name, e.spec, e.replicas AS wanted,
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url) ORDER BY p.id), '[]')
+        FROM replica p WHERE p.endpoint_id = e.id AND p.state = 'ready') AS replicas
+FROM endpoint e
+WHERE e.state = 'active'
 """
 
 
@@ -51,41 +59,93 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
             expires_at=row["expires_at"],
             requests_per_minute=row["requests_per_minute"],
             tokens_per_minute=row["tokens_per_minute"],
+            labels=_labels(row["labels"]),
         )
         for row in await connection.fetch(KEYS)
     }
 
 
+def _labels(text: str) -> dict[str, str]:
+    labels: Any = json.loads(text)
+    return labels
+
+
 async def routes(connection: asyncpg.Connection) -> dict[str, dict[str, RouteEntry]]:
-    """Routes by project and name."""
+    """Routes by project and name, all of one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        rows = await connection.fetch(ROUTES)
+        targets = await connection.fetch(TARGETS)
+        endpoints = {row["id"]: row for row in await connection.fetch(ENDPOINTS)}
+    placed: dict[tuple[str, str | None], list[asyncpg.Record]] = {}
+    for target in targets:
+        if target["endpoint_id"] in endpoints:
+            placed.setdefault((target["route_id"], target["rule"]), []).append(target)
     found: dict[str, dict[str, RouteEntry]] = {}
-    for row in await connection.fetch(ROUTES):
-        found.setdefault(row["project_id"], {})[row["name"]] = _route(row)
+    for row in rows:
+        found.setdefault(row["project_id"], {})[row["name"]] = _route(row, placed, endpoints)
     return found
 
 
-def _route(row: asyncpg.Record) -> RouteEntry:
+def _route(row: asyncpg.Record, placed: dict[Any, list[asyncpg.Record]], endpoints: dict[str, asyncpg.Record]) -> RouteEntry:
     timeouts: Any = json.loads(row["timeouts"])
-    targets: Any = json.loads(row["targets"])
-    meta: dict[str, object] = {"state": "ready" if any(target["replicas"] for target in targets) else "not_ready"}
-    if contexts := [target["spec"]["context_tokens"] for target in targets if "context_tokens" in target["spec"]]:
-        meta["context_tokens"] = min(contexts)
-    return RouteEntry(
+    retry: Any = json.loads(row["retry"])
+    affinity: Any = json.loads(row["affinity"])
+
+    def targets(rule: str | None) -> tuple[Target, ...]:
+        return tuple(_target(target, endpoints) for target in placed.get((row["id"], rule), ()))
+
+    rules: Any = json.loads(row["rules"])
+    entry = RouteEntry(
+        id=row["id"],
         name=row["name"],
         created=row["created"],
-        targets=tuple(_target(target) for target in targets),
+        targets=targets(None),
+        rules=tuple(Rule(name=rule["name"], match=_match(rule["match"]), targets=targets(rule["name"])) for rule in rules),
+        retry=RetryPolicy(
+            max_attempts=retry.get("max_attempts", DEFAULT_POLICY.max_attempts),
+            backoff_seconds=retry.get("backoff_ms", 0) / 1000,
+        ),
+        affinity=Affinity(**{**affinity, "header": affinity.get("header", "x-session-id").encode()}),
         timeouts=Timeouts(**{name: float(seconds) for name, seconds in timeouts.items()}),
-        is_starting=any(target["wanted"] for target in targets),
-        meta=meta,
+    )
+    return replace(entry, **_shown(entry, endpoints))
+
+
+def _shown(entry: RouteEntry, endpoints: dict[str, asyncpg.Record]) -> dict[str, Any]:
+    """Whether waiting may help, and what `/v1/models` says of the route."""
+    every = list(entry.every_target())
+    meta: dict[str, object] = {"state": "ready" if any(target.replicas for target in every) else "not_ready"}
+    specs: list[Any] = [json.loads(endpoints[target.endpoint_id]["spec"]) for target in every]
+    if contexts := [spec["context_tokens"] for spec in specs if "context_tokens" in spec]:
+        meta["context_tokens"] = min(contexts)
+    return {"is_starting": any(endpoints[target.endpoint_id]["wanted"] for target in every), "meta": meta}
+
+
+def _match(given: dict[str, Any]) -> Match:
+    return Match(
+        key_labels=tuple(given.get("key_labels", {}).items()),
+        headers=tuple((name.lower().encode(), value.encode()) for name, value in given.get("headers", {}).items()),
+        modalities=frozenset(given.get("modalities", ())),
+        is_stream=given.get("stream"),
+        least_prompt_tokens=given.get("min_prompt_tokens"),
+        most_prompt_tokens=given.get("max_prompt_tokens"),
     )
 
 
-def _target(target: dict[str, Any]) -> Target:
-    spec = target["spec"]
+def _target(row: asyncpg.Record, endpoints: dict[str, asyncpg.Record]) -> Target:
+    target = _alone(endpoints[row["endpoint_id"]], row["weight"])
+    fallback = endpoints.get(row["fallback_endpoint_id"])
+    return target if fallback is None else replace(target, fallback=_alone(fallback, 0))
+
+
+def _alone(endpoint: asyncpg.Record, weight: int) -> Target:
+    spec: Any = json.loads(endpoint["spec"])
+    replicas: Any = json.loads(endpoint["replicas"])
     return Target(
-        endpoint_id=target["endpoint_id"],
+        endpoint_id=endpoint["id"],
+        name=endpoint["name"],
         served_model_id=spec["served_model_id"],
-        weight=target["weight"],
+        weight=weight,
         has_continuous_usage=bool(spec.get("engine", {}).get("has_continuous_usage")),
-        replicas=tuple(ReplicaEntry(id=replica_id, base_url=base_url) for replica_id, base_url in target["replicas"]),
+        replicas=tuple(ReplicaEntry(id=replica, base_url=url) for replica, url in replicas),
     )

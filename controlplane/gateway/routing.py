@@ -1,4 +1,5 @@
-"""Which replica takes a request: an endpoint by weight, then the less busy of two replicas drawn at random.
+"""Which replica takes a request: a rule, an endpoint by weight, then the less busy of two replicas drawn at random, or, with
+affinity, the one that has seen this prompt's beginning or this session before.
 
 The one rule: what counts as busy is what is in flight from here, entered before the request leaves and left in `finally`.
 """
@@ -6,22 +7,35 @@ The one rule: what counts as busy is what is in flight from here, entered before
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import ceil
 
-from controlplane.gateway.directory import ReplicaEntry, RouteEntry, Target
+from controlplane.gateway.breaker import Breakers
+from controlplane.gateway.directory import Directory, ReplicaEntry, RouteEntry, Target
+from controlplane.gateway.retry import FaultKind, RetryBudget
+
+Choice = tuple[Target, ReplicaEntry]
+_BOUND = 1.25  # consistent hashing with bounded loads: no replica takes more than this over the mean
 
 
 class Router:
     def __init__(self, seed: int | None = None) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
+        self.random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
+        self.breakers = Breakers()
         self._in_flight: dict[str, int] = {}
+        self._budgets: dict[str, RetryBudget] = {}
 
     @property
     def in_flight(self) -> int:
         return sum(self._in_flight.values())
 
-    def enter(self, replica_id: str) -> None:
+    def busy(self, replica_id: str) -> int:
+        return self._in_flight.get(replica_id, 0)
+
+    def enter(self, replica_id: str, now: float) -> None:
         self._in_flight[replica_id] = self._in_flight.get(replica_id, 0) + 1
+        self.breakers.enter(replica_id, now)
 
     def leave(self, replica_id: str) -> None:
         left = self._in_flight[replica_id] - 1
@@ -30,25 +44,88 @@ class Router:
         else:
             del self._in_flight[replica_id]
 
-    def choices(self, route: RouteEntry) -> Iterator[tuple[Target, ReplicaEntry]]:
-        """Replicas to try, the best first, each at most once; the caller stops at the first that connects."""
-        tried: set[str] = set()
-        while choice := self._choose(route, tried):
-            tried.add(choice[1].id)
-            yield choice
+    def budget(self, route: RouteEntry) -> RetryBudget:
+        return self._budgets.setdefault(route.id, RetryBudget())
 
-    def _choose(self, route: RouteEntry, tried: set[str]) -> tuple[Target, ReplicaEntry] | None:
-        open_targets = [
-            (target, left)
-            for target in route.targets
-            if target.weight and (left := [replica for replica in target.replicas if replica.id not in tried])
-        ]
-        if not open_targets:
+    def follow(self, directory: Directory) -> None:
+        """Forget what is gone from the directory."""
+        routes = [route for named in directory.routes.values() for route in named.values()]
+        every = (target for route in routes for target in route.every_target())
+        self.breakers.keep(frozenset(replica.id for target in every for replica in target.replicas))
+        known = {route.id for route in routes}
+        self._budgets = {route_id: budget for route_id, budget in self._budgets.items() if route_id in known}
+
+    def plan(self, targets: Sequence[Target], affinity: bytes, now: float) -> Plan:
+        return Plan(self, targets, affinity, now)
+
+
+class Plan:
+    """The replicas that one request may try, in order: the chosen endpoint's, its fallback's, the other endpoints'."""
+
+    def __init__(self, router: Router, targets: Sequence[Target], affinity: bytes, now: float) -> None:
+        self._router = router
+        self._affinity = affinity
+        self._now = now
+        self._waiting = [target for target in targets if target.weight]
+        self._present: list[Target] = []
+        self._tried: set[str] = set()
+
+    def next(self, fault: FaultKind | None = None) -> Choice | None:
+        """The next one, after `fault` at the one before; None = nothing is left. Open breakers come last."""
+        if fault is FaultKind.FAILED:
+            del self._present[:1]
+            return self._from_present(is_any=False) or self._from_present(is_any=True)
+        return self._from_all(is_any=False) or self._from_all(is_any=True)
+
+    def again(self) -> None:
+        """Every replica may be tried once more."""
+        self._tried.clear()
+
+    def _from_present(self, *, is_any: bool) -> Choice | None:
+        for target in self._present:
+            if choice := self._replica(target, is_any=is_any):
+                return choice
+        return None
+
+    def _from_all(self, *, is_any: bool) -> Choice | None:
+        if choice := self._from_present(is_any=is_any):
+            return choice
+        while self._waiting:
+            usable = [target for target in self._waiting if self._is_usable(target, is_any=is_any)]
+            if not usable:
+                return None
+            chosen = usable[0]
+            if len(usable) > 1:
+                chosen = self._router.random.choices(usable, [target.weight for target in usable])[0]
+            self._waiting.remove(chosen)
+            self._present = [*self._present, chosen, *([chosen.fallback] if chosen.fallback else [])]
+            if choice := self._from_present(is_any=is_any):
+                return choice
+        return None
+
+    def _is_usable(self, target: Target, *, is_any: bool) -> bool:
+        """Whether it, or its fallback in its place, has a replica to try."""
+        return bool(self._open(target, is_any=is_any) or (target.fallback and self._open(target.fallback, is_any=is_any)))
+
+    def _open(self, target: Target, *, is_any: bool) -> list[ReplicaEntry]:
+        breakers = self._router.breakers
+        left = [replica for replica in target.replicas if replica.id not in self._tried]
+        return left if is_any else [replica for replica in left if breakers.is_closed(replica.id, self._now)]
+
+    def _replica(self, target: Target, *, is_any: bool) -> Choice | None:
+        left = self._open(target, is_any=is_any)
+        if not left:
             return None
-        if len(open_targets) == 1:
-            target, left = open_targets[0]
-        else:
-            target, left = self._random.choices(open_targets, [target.weight for target, _ in open_targets])[0]
-        if len(left) == 1:
-            return target, left[0]
-        return target, min(self._random.sample(left, 2), key=lambda replica: self._in_flight.get(replica.id, 0))
+        chosen = left[0] if len(left) == 1 else self._affine(left) if self._affinity else self._less_busy(left)
+        self._tried.add(chosen.id)
+        return target, chosen
+
+    def _less_busy(self, left: list[ReplicaEntry]) -> ReplicaEntry:
+        return min(self._router.random.sample(left, 2), key=lambda replica: self._router.busy(replica.id))
+
+    def _affine(self, left: list[ReplicaEntry]) -> ReplicaEntry:
+        """Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni and others, 2016)."""
+        busy = self._router.busy
+        most = ceil(_BOUND * (1 + sum(busy(replica.id) for replica in left)) / len(left))
+        ranked = sorted(left, key=lambda replica: blake2b(self._affinity + replica.id.encode(), digest_size=8).digest())
+        return next((replica for replica in ranked if busy(replica.id) < most), ranked[0])

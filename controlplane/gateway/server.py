@@ -42,9 +42,10 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     mine, url = settings.gateway, settings.database.url
     journal = Journal(settings.state_dir / "gateway" / mine.instance / "journal")
     lander = Lander(journal, mine.instance)
-    keeper = Keeper(url)
+    router = Router()
+    keeper = Keeper(url, on_routes=router.follow)
     session = open_session()
-    means = Means(session=session, router=Router(), journal=journal, metrics=Metrics())
+    means = Means(session=session, router=router, journal=journal, metrics=Metrics())
     limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute)
     tasks = [
         asyncio.create_task(keeper.run(), name="keeper"),

@@ -16,7 +16,7 @@ from controlplane.gateway.call import Call
 
 _KEPT_BACK = frozenset(
     b"authorization cookie host content-length accept-encoding connection keep-alive proxy-authenticate proxy-authorization"
-    b" proxy-connection te trailer transfer-encoding upgrade x-api-key api-key x-request-id expect".split()
+    b" proxy-connection te trailer transfer-encoding upgrade x-api-key api-key x-request-id x-bedplate-route expect".split()
 )
 _SEND_AT_ONCE_BYTES = 1 << 20
 _KEEP_IDLE_SECONDS = 3.0  # engines close idle connections after 5 s; a request must not meet that
@@ -84,4 +84,7 @@ def headers_for(call: Call) -> list[tuple[str, str]]:
         for name, value in call.request_headers
         if name not in _KEPT_BACK and name not in named
     ]
-    return [*headers, ("accept-encoding", "identity"), ("x-request-id", call.request_id.decode())]
+    headers.append(("accept-encoding", "identity"))
+    headers.append(("x-request-id", call.request_id.decode()))
+    headers.append(("x-bedplate-route", call.decision.decode("latin-1")))
+    return headers

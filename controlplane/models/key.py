@@ -8,6 +8,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, Text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
+from controlplane.core.json import Json
 from controlplane.models.base import Base, Versioned
 
 
@@ -25,6 +26,7 @@ class Key(Versioned, Base):
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     expires_at: Mapped[datetime | None]
+    labels: Mapped[dict[str, Json]] = mapped_column(default=dict, server_default="{}")
 
     __table_args__ = (
         CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256_form"),

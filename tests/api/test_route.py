@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import asyncpg
 import pytest
+import yaml
 
 from controlplane.core.ids import Kind, new_id
 from controlplane.metering.journal import Journal
@@ -60,6 +61,54 @@ async def test_refusals(member, endpoints) -> None:
         answer = await member.post(ROUTES, json={**good, **change})
         assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert len((await member.get(ROUTES)).json()["items"]) == 1
+
+
+AS_WRITTEN = """
+routes: [{name: chat-model, targets: [{model: qwen-7b, weight: 70, fallback: deepseek-7b}, {model: kimi-7b, weight: 30}],
+          retry_policy: {max_attempts: 3, backoff: 200ms}}]
+"""
+
+
+async def test_targets_may_name_the_model_they_serve(member, endpoints, database_url) -> None:
+    connection = await asyncpg.connect(database_url)
+    for name in ("qwen-7b", "deepseek-7b", "kimi-7b"):
+        await connection.execute(INSERT.replace("'m'", "$2"), new_id(Kind.ENDPOINT), name, "{}", "ours")
+    await connection.execute("UPDATE endpoint SET name = 'serving-' || split_part(model, '-', 1) WHERE model <> 'm'")
+    await connection.close()
+    (route,) = yaml.safe_load(AS_WRITTEN)["routes"]
+    made = await member.post(ROUTES, json=route)
+    assert made.status_code == 201, made.text
+    shown = [(target["endpoint"], target["weight"], target["fallback"]) for target in made.json()["targets"]]
+    assert shown == [("serving-kimi", 30, None), ("serving-qwen", 70, "serving-deepseek")]
+    assert made.json()["retry_policy"] == {"max_attempts": 3, "backoff": "200ms"}
+    twice = await member.post(ROUTES, json={"name": "b", "targets": [{"model": "m"}]})
+    assert (twice.status_code, twice.json()["code"]) == (422, "route.target_invalid")
+    assert "several endpoints serve m" in twice.json()["detail"]
+
+
+async def test_rules_and_fallbacks(member, endpoints) -> None:
+    rule = {"name": "long", "match": {"min_prompt_tokens": 8000, "headers": {"X-Tier": "gold"}}, "targets": [{"endpoint": "b"}]}
+    good = {"name": "chat", "targets": [{"endpoint": "a", "fallback": "b"}], "rules": [rule], "affinity": {"kind": "prefix"}}
+    made = await member.post(ROUTES, json=good)
+    assert made.status_code == 201, made.text
+    assert made.json()["rules"][0]["match"] == {"min_prompt_tokens": 8000, "headers": {"X-Tier": "gold"}}
+    assert made.json()["rules"][0]["targets"][0]["endpoint"] == "b"
+    assert made.json()["affinity"]["kind"] == "prefix"
+    for change, pointer in (
+        ({"targets": [{"endpoint": "a", "fallback": "a"}]}, "/targets/0/fallback"),
+        ({"targets": [{"endpoint": "a", "fallback": "c"}]}, "/targets/0/fallback"),
+        ({"rules": [rule, rule]}, "/rules/1/name"),
+        ({"rules": [{**rule, "name": "default"}]}, "/rules/0/name"),
+        ({"rules": [{**rule, "targets": [{"endpoint": "none"}]}]}, "/rules/0/targets/0/endpoint"),
+        ({"retry_policy": {"backoff": "soon"}}, "/retry_policy/backoff"),
+        ({"retry_policy": {"max_attempts": 0}}, "/retry_policy/max_attempts"),
+        ({"affinity": {"kind": "luck"}}, "/affinity/kind"),
+    ):
+        answer = await member.post(ROUTES, json={**good, "name": "other", **change})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer), answer.text
+    cleared = await member.patch(f"{ROUTES}/chat", json={"rules": []})
+    assert cleared.json()["rules"] == []
+    assert cleared.json()["targets"][0]["fallback"] == "b"
 
 
 async def test_usage(member, stranger, operator, database_url, tmp_path) -> None:

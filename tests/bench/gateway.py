@@ -164,7 +164,8 @@ def nginx(upstream: str) -> Iterator[tuple[str, int] | None]:
     port = free_port()
     (directory / "nginx.conf").write_text(
         f"daemon off; master_process off; pid {directory}/pid; error_log stderr crit; events {{ worker_connections 4096; }}\n"
-        f"http {{ access_log off; upstream e {{ server {upstream.removeprefix('http://')}; keepalive 64; }}\n"
+        f"http {{ access_log off; keepalive_requests 1000000000;\n"
+        f"upstream e {{ server {upstream.removeprefix('http://')}; keepalive 64; keepalive_requests 1000000000; }}\n"
         f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://e; proxy_http_version 1.1;\n"
         "proxy_set_header Connection ''; proxy_buffering off; } } }\n"
     )

@@ -31,6 +31,7 @@ def create(
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens a minute.")] = None,
     expires: Annotated[str | None, typer.Option(help="Refused after this time, like 12h or 90m.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, which rules of routes can ask for.")] = None,
     file: File = None,
     project: InProject = None,
     output: Output = Format.TABLE,
@@ -43,6 +44,7 @@ def create(
     options = {
         "name": name,
         "models": model or None,
+        "labels": spec.pairs(label),
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "expires_at": expires_at,

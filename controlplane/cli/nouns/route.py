@@ -23,7 +23,7 @@ noun.add_list()
 noun.add_show()
 noun.add_delete()
 
-Targets = Annotated[list[str] | None, typer.Option("--target", help="ENDPOINT or ENDPOINT=WEIGHT; may be repeated.")]
+Targets = Annotated[list[str] | None, typer.Option("--target", help="ENDPOINT[:FALLBACK][=WEIGHT]; may be repeated.")]
 Timeouts = Annotated[list[str] | None, typer.Option("--timeout", help="NAME=SECONDS: connect, first_token, idle, total.")]
 
 
@@ -36,9 +36,34 @@ def create(
     project: InProject = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Give a model name to endpoints."""
+    """Give a model name to endpoints. A file with a list under `routes` makes all of them, or changes those that exist."""
     options = {"name": name, "targets": _targets(target), "timeouts": _seconds(timeout)}
-    noun.create(spec.merged(file, options), project=project, output=output, wait=False)
+    body = spec.merged(file, options)
+    if "routes" in body:
+        _set_all(body, project=project, output=output)
+    else:
+        noun.create(body, project=project, output=output, wait=False)
+
+
+def _set_all(body: dict[str, Any], *, project: str | None, output: Format) -> None:
+    routes = body["routes"]
+    if set(body) != {"routes"} or not isinstance(routes, list) or not all(isinstance(route, dict) for route in routes):
+        raise CommandFailed("`routes` must be a list of routes, and stand alone", exit_code=Exit.USAGE)
+    from controlplane.cli.client import Client
+
+    client = Client()
+    found = {route["name"] for route in client.items(noun.path(client, project))}
+    for route in routes:
+        if route.get("name") in found:
+            noun.act(
+                route["name"],
+                body={key: value for key, value in route.items() if key != "name"},
+                project=project,
+                output=output,
+                wait=False,
+            )
+        else:
+            noun.create(route, project=project, output=output, wait=False)
 
 
 @app.command("set")
@@ -60,10 +85,11 @@ def _targets(given: list[str] | None) -> list[dict[str, Any]] | None:
         return None
     found: list[dict[str, Any]] = []
     for text in given:
-        endpoint, separator, weight = text.partition("=")
+        named, separator, weight = text.partition("=")
         if separator and not weight.isdigit():
             raise CommandFailed(f"--target {text}: the weight is no number", exit_code=Exit.USAGE)
-        found.append({"endpoint": endpoint, "weight": int(weight) if separator else 1})
+        endpoint, _, fallback = named.partition(":")
+        found.append({"endpoint": endpoint, "weight": int(weight) if separator else 1, "fallback": fallback or None})
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import delete, exists, func, select
+from sqlalchemy import update as update_rows
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.errors import FieldError
@@ -13,7 +14,7 @@ from controlplane.models.model import Model
 from controlplane.models.network import Network
 from controlplane.models.project import Project
 from controlplane.models.replica import Replica
-from controlplane.models.route import Route, RouteTarget
+from controlplane.models.route import Route, RouteRuleTarget, RouteTarget
 from controlplane.resources.endpoint.errors import (
     EndpointContainersNotAllowed,
     EndpointDeleting,
@@ -103,6 +104,11 @@ async def remove(session: AsyncSession, endpoint: Endpoint) -> None:
 
 async def forget_routes(session: AsyncSession, endpoint_id: str) -> None:
     """Take the endpoint out of every route; a route without any other target goes with it."""
+    for table in (RouteTarget, RouteRuleTarget):
+        falls_back = update_rows(table).where(table.fallback_endpoint_id == endpoint_id).values(fallback_endpoint_id=None)
+        await session.execute(falls_back.execution_options(synchronize_session=False))
+    ruled = delete(RouteRuleTarget).where(RouteRuleTarget.endpoint_id == endpoint_id)
+    await session.execute(ruled.execution_options(synchronize_session=False))
     mine = RouteTarget.endpoint_id == endpoint_id
     route_ids = list(await session.scalars(select(RouteTarget.route_id).where(mine)))
     await session.execute(delete(RouteTarget).where(mine).execution_options(synchronize_session=False))

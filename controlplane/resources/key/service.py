@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -34,13 +35,10 @@ async def create(
     *,
     name: str,
     now: datetime,
-    models: list[str] | None = None,
-    requests_per_minute: int | None = None,
-    tokens_per_minute: int | None = None,
-    expires_at: datetime | None = None,
+    **columns: Any,
 ) -> NewKey:
-    """A key that the gateway takes within a second; raises KeyExpiryInvalid."""
-    _check_expiry(expires_at, now)
+    """A key that the gateway takes within a second; `columns` as in the row. Raises KeyExpiryInvalid."""
+    _check_expiry(columns.get("expires_at"), now)
     secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     row = Key(
         id=new_id(Kind.KEY),
@@ -48,10 +46,7 @@ async def create(
         name=name,
         secret_sha256=hashlib.sha256(secret.encode()).digest(),
         hint=secret[-4:],
-        models=models,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        expires_at=expires_at,
+        **columns,
     )
     session.add(row)
     await publish(session, "keys")

@@ -3,34 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import or_, select
+from sqlalchemy import literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from controlplane.models.endpoint import Endpoint
-from controlplane.models.route import RouteTarget
+from controlplane.models.route import RouteRuleTarget, RouteTarget
 
 
-async def endpoints(session: AsyncSession, project_id: str, refs: Sequence[str]) -> dict[str, str]:
-    """Id of each endpoint of the project named (by id or name) in `refs`; what is not there is left out."""
-    query = select(Endpoint.id, Endpoint.name).where(
-        Endpoint.project_id == project_id, Endpoint.state == "active", or_(Endpoint.id.in_(refs), Endpoint.name.in_(refs))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownTarget:
+    """`rule` is empty for the route's own targets; `fallback` is an endpoint's name."""
+
+    rule: str
+    endpoint_id: str
+    endpoint: str
+    weight: int
+    fallback: str | None
+
+
+async def endpoints(session: AsyncSession, project_id: str, refs: Sequence[str]) -> dict[str, str | None]:
+    """Id of each endpoint of the project named in `refs` by id, by name, or, last, by the model it serves.
+
+    None where several endpoints serve the model; what is not there is left out.
+    """
+    query = select(Endpoint.id, Endpoint.name, Endpoint.model).where(
+        Endpoint.project_id == project_id,
+        Endpoint.state == "active",
+        or_(Endpoint.id.in_(refs), Endpoint.name.in_(refs), Endpoint.model.in_(refs)),
     )
-    found: dict[str, str] = {}
-    for endpoint_id, name in await session.execute(query):
+    rows = (await session.execute(query)).all()
+    found: dict[str, str | None] = {}
+    for endpoint_id, _, model in rows:
+        found[model] = None if model in found else endpoint_id
+    for endpoint_id, name, _ in rows:
         found[endpoint_id] = found[name] = endpoint_id
-    return found
+    return {ref: endpoint_id for ref, endpoint_id in found.items() if ref in refs}
 
 
-async def targets(session: AsyncSession, route_ids: Sequence[str]) -> dict[str, list[tuple[str, str, int]]]:
-    """(endpoint id, endpoint name, weight) of each target, by route."""
+async def targets(session: AsyncSession, route_ids: Sequence[str]) -> dict[str, list[ShownTarget]]:
+    """The targets of each route, those of its rules among them."""
+    own = select(
+        RouteTarget.route_id,
+        literal("").label("rule"),
+        RouteTarget.endpoint_id,
+        RouteTarget.weight,
+        RouteTarget.fallback_endpoint_id,
+    )
+    of_rules = select(
+        RouteRuleTarget.route_id,
+        RouteRuleTarget.rule,
+        RouteRuleTarget.endpoint_id,
+        RouteRuleTarget.weight,
+        RouteRuleTarget.fallback_endpoint_id,
+    )
+    every = union_all(own, of_rules).subquery()
+    fallback = aliased(Endpoint)
     query = (
-        select(RouteTarget.route_id, Endpoint.id, Endpoint.name, RouteTarget.weight)
-        .join(Endpoint, Endpoint.id == RouteTarget.endpoint_id)
-        .where(RouteTarget.route_id.in_(route_ids))
+        select(every.c.route_id, every.c.rule, Endpoint.id, Endpoint.name, every.c.weight, fallback.name)
+        .join(Endpoint, Endpoint.id == every.c.endpoint_id)
+        .outerjoin(fallback, fallback.id == every.c.fallback_endpoint_id)
+        .where(every.c.route_id.in_(route_ids))
         .order_by(Endpoint.name)
     )
-    found: dict[str, list[tuple[str, str, int]]] = {route_id: [] for route_id in route_ids}
-    for route_id, endpoint_id, name, weight in await session.execute(query):
-        found[route_id].append((endpoint_id, name, weight))
+    found: dict[str, list[ShownTarget]] = {route_id: [] for route_id in route_ids}
+    for route_id, rule, endpoint_id, name, weight, fallback_name in await session.execute(query):
+        shown = ShownTarget(rule=rule, endpoint_id=endpoint_id, endpoint=name, weight=weight, fallback=fallback_name)
+        found[route_id].append(shown)
     return found

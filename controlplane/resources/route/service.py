@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
-from controlplane.models.route import Route, RouteTarget
+from controlplane.core.json import Json
+from controlplane.models.route import Route, RouteRuleTarget, RouteTarget
 from controlplane.resources.key.publish import publish
 from controlplane.resources.route import queries
 from controlplane.resources.route.errors import RouteTargetInvalid
@@ -18,34 +19,45 @@ from controlplane.resources.route.errors import RouteTargetInvalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`endpoint`: name or id."""
+    """`endpoint` and `fallback`: name or id, or the model that exactly one endpoint serves."""
 
     endpoint: str
     weight: int = 1
+    fallback: str | None = None
 
 
-async def create(
-    session: AsyncSession, project_id: str, *, name: str, targets: Sequence[Target], timeouts: dict[str, float] | None = None
-) -> Route:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`match`: as it is stored and read by gateways."""
+
+    name: str
+    match: dict[str, Json]
+    targets: Sequence[Target]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a route is to be; None leaves a part as it is."""
+
+    targets: Sequence[Target] | None = None
+    rules: Sequence[Rule] | None = None
+    retry: dict[str, Json] | None = None
+    affinity: dict[str, Json] | None = None
+    timeouts: dict[str, float] | None = None
+
+
+async def create(session: AsyncSession, project_id: str, *, name: str, wanted: Wanted) -> Route:
     """A public model name; raises RouteTargetInvalid."""
-    route = Route(id=new_id(Kind.ROUTE), project_id=project_id, name=name, timeouts={**(timeouts or {})})
+    route = Route(id=new_id(Kind.ROUTE), project_id=project_id, name=name)
     session.add(route)
     await session.flush()
-    await _set_targets(session, route, targets)
-    await publish(session, "routes")
+    await _set(session, route, wanted)
     return route
 
 
-async def change(
-    session: AsyncSession, route: Route, *, targets: Sequence[Target] | None = None, timeouts: dict[str, float] | None = None
-) -> None:
-    if targets is not None:
-        await session.execute(delete(RouteTarget).where(RouteTarget.route_id == route.id))
-        await _set_targets(session, route, targets)
-    if timeouts is not None:
-        route.timeouts = {**timeouts}
+async def change(session: AsyncSession, route: Route, wanted: Wanted) -> None:
     route.generation += 1
-    await publish(session, "routes")
+    await _set(session, route, wanted)
 
 
 async def remove(session: AsyncSession, route: Route) -> None:
@@ -53,14 +65,66 @@ async def remove(session: AsyncSession, route: Route) -> None:
     await publish(session, "routes")
 
 
-async def _set_targets(session: AsyncSession, route: Route, targets: Sequence[Target]) -> None:
-    found = await queries.endpoints(session, route.project_id, [target.endpoint for target in targets])
-    seen: set[str] = set()
+async def _set(session: AsyncSession, route: Route, wanted: Wanted) -> None:
+    if wanted.targets is not None:
+        await session.execute(delete(RouteTarget).where(RouteTarget.route_id == route.id))
+        for endpoint_id, fallback_id, weight in await _resolve(session, route, wanted.targets, "/targets"):
+            session.add(
+                RouteTarget(route_id=route.id, endpoint_id=endpoint_id, fallback_endpoint_id=fallback_id, weight=weight)
+            )
+    if wanted.rules is not None:
+        await _set_rules(session, route, wanted.rules)
+    if wanted.retry is not None:
+        route.retry = wanted.retry
+    if wanted.affinity is not None:
+        route.affinity = wanted.affinity
+    if wanted.timeouts is not None:
+        route.timeouts = {**wanted.timeouts}
+    await publish(session, "routes")
+
+
+async def _set_rules(session: AsyncSession, route: Route, rules: Sequence[Rule]) -> None:
+    await session.execute(delete(RouteRuleTarget).where(RouteRuleTarget.route_id == route.id))
+    names: set[str] = set()
+    for index, rule in enumerate(rules):
+        if rule.name in names or rule.name == "default":
+            raise _invalid(f"/rules/{index}/name", f"{rule.name} is the name of another rule")
+        names.add(rule.name)
+        for endpoint_id, fallback_id, weight in await _resolve(session, route, rule.targets, f"/rules/{index}/targets"):
+            row = RouteRuleTarget(route_id=route.id, rule=rule.name, endpoint_id=endpoint_id, weight=weight)
+            row.fallback_endpoint_id = fallback_id
+            session.add(row)
+    route.rules = [{"name": rule.name, "match": rule.match} for rule in rules]
+
+
+async def _resolve(
+    session: AsyncSession, route: Route, targets: Sequence[Target], pointer: str
+) -> list[tuple[str, str | None, int]]:
+    """(endpoint id, fallback's id, weight) of each target; raises RouteTargetInvalid."""
+    named = [target.endpoint for target in targets] + [target.fallback for target in targets if target.fallback]
+    found = await queries.endpoints(session, route.project_id, named)
+    resolved: list[tuple[str, str | None, int]] = []
     for index, target in enumerate(targets):
-        endpoint_id = found.get(target.endpoint)
-        if endpoint_id is None or endpoint_id in seen:
-            detail = "named twice" if endpoint_id else f"no endpoint {target.endpoint} in this project"
-            raise RouteTargetInvalid(detail, errors=(FieldError(pointer=f"/targets/{index}/endpoint", detail=detail),))
-        seen.add(endpoint_id)
-        session.add(RouteTarget(route_id=route.id, endpoint_id=endpoint_id, weight=target.weight))
-    await session.flush()
+        endpoint_id = _found(found, target.endpoint, f"{pointer}/{index}/endpoint")
+        if any(endpoint_id == other for other, _, _ in resolved):
+            raise _invalid(f"{pointer}/{index}/endpoint", "named twice")
+        fallback_id = None
+        if target.fallback is not None:
+            fallback_id = _found(found, target.fallback, f"{pointer}/{index}/fallback")
+            if fallback_id == endpoint_id:
+                raise _invalid(f"{pointer}/{index}/fallback", "the fallback is the endpoint itself")
+        resolved.append((endpoint_id, fallback_id, target.weight))
+    return resolved
+
+
+def _found(found: dict[str, str | None], ref: str, pointer: str) -> str:
+    if ref not in found:
+        raise _invalid(pointer, f"no endpoint {ref} in this project, nor one that serves a model of that name")
+    endpoint_id = found[ref]
+    if endpoint_id is None:
+        raise _invalid(pointer, f"several endpoints serve {ref}: name one of them")
+    return endpoint_id
+
+
+def _invalid(pointer: str, detail: str) -> RouteTargetInvalid:
+    return RouteTargetInvalid(detail, errors=(FieldError(pointer=pointer, detail=detail),))

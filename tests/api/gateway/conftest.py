@@ -91,11 +91,20 @@ class Fleet:
                 name,
                 json.dumps(timeouts or {}),
             )
-            await connection.execute("INSERT INTO route_target VALUES ($1, $2, 1)", route_id, endpoint_id)
+            await connection.execute("INSERT INTO route_target (route_id, endpoint_id) VALUES ($1, $2)", route_id, endpoint_id)
             for url in urls:
                 await self._replica(connection, project_id, endpoint_id, url)
             await self.publish(connection, "routes")
         return endpoint_id
+
+    async def route(self, name: str, **columns: object) -> None:
+        """Change columns of a route: `retry`, `affinity`, `rules`."""
+        for column, value in columns.items():
+            await self.execute(f"UPDATE route SET {column} = $2 WHERE name = $1", name, json.dumps(value), topic="routes")
+
+    async def fall_back(self, endpoint_id: str, fallback_id: str) -> None:
+        query = "UPDATE route_target SET fallback_endpoint_id = $2 WHERE endpoint_id = $1"
+        await self.execute(query, endpoint_id, fallback_id, topic="routes")
 
     async def _replica(self, connection: asyncpg.Connection, project_id: str, endpoint_id: str, url: str) -> None:
         replica_id = new_id(Kind.REPLICA)
