@@ -7,7 +7,7 @@ another by `BEDPLATE_CONFIG`). The environment wins over the file. Unknown keys 
 from __future__ import annotations
 
 import os
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Self
 
@@ -74,12 +74,25 @@ class NetworkSettings(Section):
     ipv4_prefix_length: int = Field(
         default=24, ge=8, le=29, description="Prefix length of a network that asks for no particular one."
     )
+    infrastructure_cidrs: list[IPv4Network | IPv6Network] = Field(
+        default_factory=list,
+        description="Prefixes (a JSON list) that no VM may reach: management networks, the control plane. Hosts' own "
+        "addresses are always among them.",
+    )
 
     @model_validator(mode="after")
     def _pool_holds_networks(self) -> Self:
         if self.ipv4_prefix_length < self.ipv4_pool.prefixlen:
             raise ValueError(f"ipv4_prefix_length {self.ipv4_prefix_length} is larger than the pool {self.ipv4_pool}")
         return self
+
+
+class LimitSettings(Section):
+    """Most things of a kind that one project may have."""
+
+    firewalls: int = Field(default=100, ge=1, le=10_000, description="Firewalls in a project.")
+    addresses: int = Field(default=64, ge=0, le=10_000, description="Reserved addresses in a project.")
+    loadbalancers: int = Field(default=64, ge=0, le=10_000, description="Load balancers in a project.")
 
 
 class WatchSettings(Section):
@@ -126,6 +139,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     watch: WatchSettings = WatchSettings()
     network: NetworkSettings = NetworkSettings()
+    limits: LimitSettings = LimitSettings()
 
     @model_validator(mode="after")
     def _refuse_unknown_variables(self) -> Settings:
