@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from controlplane.cli.client import Client
@@ -28,24 +29,51 @@ def seconds_of(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+MARKS = {"done": "✓", "failed": "✗", "cut": "–", "running": "…"}
+
+
+def step_line(step: dict[str, Any]) -> str:
+    """A step: how it ended, its name, its seconds (until now for the present one), and what it met."""
+    until = datetime.fromisoformat(step["finished_at"]) if step["finished_at"] else datetime.now(UTC)
+    seconds = max((until - datetime.fromisoformat(step["started_at"])).total_seconds(), 0.0)
+    tries = f"  try {step['attempt']}: {step['error_code'] or step['error'] or ''}" if step["attempt"] > 1 else ""
+    return f"  {MARKS[step['state']]} {step['name']:<14} {seconds:6.1f} s{tries}"
+
+
 class StepList:
-    """The live list: on a terminal the present step counts its seconds, elsewhere one line a step."""
+    """The live list: a line for each step that was left; on a terminal the present one counts its seconds."""
 
     def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
+        self._told = 0
         self._step, self._since, self._told_error = "", time.monotonic(), ""
 
     def show(self, steps: list[dict[str, Any]]) -> None:
         """Take in what the operation says now."""
-        if not steps:
-            return
-        step = steps[-1]
+        left = [step for step in steps if step["finished_at"] is not None]
+        for step in left[self._told :]:
+            self._line(step_line(step))
+        self._told = max(self._told, len(left))
+        if steps[len(left) :]:
+            self._present(steps[-1])
+
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        self._line("")
+
+    def _line(self, line: str) -> None:
+        if self._is_live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if line:
+            say(line)
+        self._step = ""
+
+    def _present(self, step: dict[str, Any]) -> None:
         if step["name"] != self._step:
-            self._finish("✓")
             self._step, self._since, self._told_error = step["name"], time.monotonic(), ""
             if not self._is_live:
                 say(f"  {self._step} …")
-        error = (step.get("error") or "") if step.get("attempt", 0) > 1 else ""
+        error = (step.get("error") or "") if step["attempt"] > 1 else ""
         if self._is_live:
             words = f"  {self._step} … {time.monotonic() - self._since:.0f} s"
             tries = f" (try {step['attempt']}: {error})" if error else ""
@@ -53,15 +81,6 @@ class StepList:
         elif error and error != self._told_error:
             say(f"  {self._step}: try {step['attempt']}: {error}")
         self._told_error = error
-
-    def end(self, mark: str) -> None:
-        self._finish(mark)
-        self._step = ""
-
-    def _finish(self, mark: str) -> None:
-        if self._step:
-            line = f"  {mark} {self._step:<14} {time.monotonic() - self._since:6.1f} s"
-            say(f"\r\033[K{line}" if self._is_live else line)
 
 
 def wait_for(client: Client, operation_id: str | None, *, timeout: str = DEFAULT_TIMEOUT) -> dict[str, Any] | None:
@@ -89,7 +108,7 @@ def wait_for(client: Client, operation_id: str | None, *, timeout: str = DEFAULT
 
 def _ended(operation: dict[str, Any], steps: StepList) -> dict[str, Any]:
     state = operation["state"]
-    steps.end("✓" if state == "succeeded" else "✗")
+    steps.end()
     if state == "succeeded":
         return operation
     if state == "superseded":

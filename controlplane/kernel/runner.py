@@ -278,7 +278,7 @@ class Runner:
 
     async def _release(self, work: Work, error: Exception, code: str) -> None:
         text = incident.words(error)
-        row = await self.database.pool.fetchrow(sql.RELEASE, work.run_id, work.lease, text, work.step)
+        row = await self.database.pool.fetchrow(sql.RELEASE, work.run_id, work.lease, text, work.step, code)
         if row is None:
             raise LeaseLost(work.run_id) from error
         log.warning("run %s: %s.%s, try %d: %s", work.run_id, work.program, work.step, work.attempt, text, exc_info=error)

@@ -44,9 +44,20 @@ WITH candidate AS (
     FOR NO KEY UPDATE OF run SKIP LOCKED
 )"""
 
+# What a run remembers of a step it has left: [step, since, until, tries, how it ended, code of the last failed try], of the
+# last 32. Times are seconds since 1970. Written by the statement that leaves the step, so it costs no round trip.
+_LEFT = """CASE WHEN jsonb_array_length(run.history) >= 32 THEN run.history - 0 ELSE run.history END
+        || jsonb_build_array(jsonb_build_array({step}, round(extract(epoch FROM run.entered_at), 3),
+            round(extract(epoch FROM clock_timestamp()), 3), run.failures + 1, {state}, {code}))"""
+_LEFT_BY_OUTCOME = _LEFT.format(
+    step="{step}", state="CASE WHEN run.deadline_at IS NULL THEN 'rested' ELSE 'done' END", code="run.failed_code"
+)
+
 # $2 the first lease number, $3 {program: {step: seconds it may take}} (`start` is the first step's other name).
-# The retry is scheduled here, by full jitter, even if we die: up to 1, 2, 4 … 60 seconds.
-_CLAIM = """
+# The retry is scheduled here, by full jitter, even if we die: up to 1, 2, 4 … 60 seconds. Turning to `destroy` cuts the
+# step off; a resume enters the parked step anew.
+_CLAIM = (
+    """
 , numbered AS (SELECT id, asked, $2::bigint - 1 + row_number() OVER () AS lease FROM due
 ), claimed AS (
     UPDATE run SET
@@ -62,7 +73,17 @@ _CLAIM = """
             WHEN run.parked_at IS NOT NULL OR (run.step = 'start' AND run.deadline_at IS NULL)
                 THEN now() + ($3::jsonb -> run.program ->> run.step)::float8 * interval '1 second'
             ELSE run.deadline_at END,
-        entered_at = CASE WHEN numbered.asked AND run.step <> 'destroy' THEN now() ELSE run.entered_at END,
+        entered_at = CASE WHEN (numbered.asked AND run.step <> 'destroy') OR run.parked_at IS NOT NULL THEN now()
+            ELSE run.entered_at END,
+        history = CASE WHEN numbered.asked AND run.step NOT IN ('destroy', 'start') AND run.parked_at IS NULL THEN """
+    + _LEFT.format(
+        step="run.step", state="CASE WHEN run.deadline_at IS NULL THEN 'rested' ELSE 'cut' END", code="run.failed_code"
+    )
+    + """ ELSE run.history END,
+        failures = CASE WHEN (numbered.asked AND run.step <> 'destroy') OR run.parked_at IS NOT NULL THEN 0
+            ELSE run.failures END,
+        failed_code = CASE WHEN (numbered.asked AND run.step <> 'destroy') OR run.parked_at IS NOT NULL THEN NULL
+            ELSE run.failed_code END,
         overdue_at = CASE WHEN run.parked_at IS NOT NULL OR (numbered.asked AND run.step <> 'destroy') THEN NULL
             ELSE run.overdue_at END,
         parked_at = NULL, parked_code = NULL, parked_detail = NULL
@@ -82,11 +103,17 @@ _CLAIM = """
 SELECT claimed.*, (SELECT json_agg(json_build_object('kind', told.kind, 'body', told.body) ORDER BY told.id)
                    FROM told WHERE told.run_id = claimed.id) AS signals
 FROM claimed"""
+)
 
 CLAIM_BY_ID = _DUE_BY_ID + _CLAIM
 CLAIM_BY_SHARD = _DUE_BY_SHARD + _CLAIM
 
 FENCE = "SELECT 1 FROM run WHERE id = $1 AND lease = $2 FOR NO KEY UPDATE"
+
+# The same, and whether an operation waits for what this step may bring about.
+FENCE_AND_LOOK = """
+SELECT EXISTS (SELECT FROM operation WHERE subject_id = run.subject AND finished_at IS NULL)
+FROM run WHERE id = $1 AND lease = $2 FOR NO KEY UPDATE OF run"""
 
 # The same with BEGIN in one round trip; both values are made by us and checked (an id, an integer).
 BEGIN_FENCED = "BEGIN; SELECT 1 FROM run WHERE id = '{run_id}' AND lease = {lease} FOR NO KEY UPDATE"
@@ -103,10 +130,11 @@ WITH held AS (
 )
 SELECT held.id FROM held LEFT JOIN run ON run.id = held.id AND run.lease = held.lease WHERE run.id IS NULL"""
 
-# $3 step, $4 memo (NULL: as it was), $5 seconds until the new step's deadline (NULL: a rest step).
-HOP = """
+# $3 step, $4 memo (NULL: as it was), $5 seconds until the new step's deadline (NULL: a rest step), $6 the step that is left.
+HOP = f"""
 UPDATE run SET step = $3, memo = coalesce($4::jsonb, memo), attempt = 1, last_error = NULL,
-    lease_until = now() + interval '15 seconds', entered_at = now(),
+    lease_until = now() + interval '15 seconds', entered_at = clock_timestamp(),
+    history = {_LEFT_BY_OUTCOME.format(step="$6::text")}, failures = 0, failed_code = NULL,
     deadline_at = now() + $5::float8 * interval '1 second', overdue_at = NULL
 WHERE id = $1 AND lease = $2
 RETURNING EXISTS (SELECT FROM signal WHERE run_id = $1 AND seen_at IS NULL AND kind = 'destroy') AS is_destroy_asked"""
@@ -127,9 +155,10 @@ CONSUME = "DELETE FROM signal WHERE run_id = $1 AND seen_at IS NOT NULL"
 # These three leave the step as it is (`start` gets its name, $n): when the answer to a commit was lost, the row may be one step
 # further than we know, and must not be turned back.
 
-# The scheduled wake_at stays; one that has passed meanwhile (a chain of hops, a slow step) is drawn again.
+# The scheduled wake_at stays; one that has passed meanwhile (a chain of hops, a slow step) is drawn again. $5 code.
 RELEASE = """
 UPDATE run SET step = CASE WHEN step = 'start' THEN $4 ELSE step END, lease = NULL, lease_until = NULL, last_error = $3,
+    failures = failures + 1, failed_code = $5,
     not_before = now() + least(attempt, 10) * interval '1 second',
     wake_at = CASE WHEN wake_at > now() THEN wake_at
         ELSE now() + random() * least(60.0, power(2, least(attempt, 6))) * interval '1 second' END
@@ -143,10 +172,11 @@ UPDATE run SET step = CASE WHEN step = 'start' THEN $3 ELSE step END, lease = NU
     not_before = now()
 WHERE id = $1 AND lease = $2"""
 
-PARK = """
+PARK = f"""
 WITH parked AS (
     UPDATE run SET step = CASE WHEN step = 'start' THEN $5 ELSE step END, parked_at = now(), parked_code = $3,
         parked_detail = $4, last_error = $4, attempt = 0,
+        history = {_LEFT.format(step="$5::text", state="'failed'", code="$3::text")},
         lease = NULL, lease_until = NULL, wake_at = NULL, not_before = now()
     WHERE id = $1 AND lease = $2
     RETURNING id, program, subject
@@ -175,9 +205,10 @@ RETURNING run_id"""
 LOCK_TO_SIGNAL = "SELECT pg_advisory_xact_lock_shared(hashtextextended($1 || ':' || $2, 0))"
 LOCK_TO_FINISH = "SELECT pg_try_advisory_xact_lock(hashtextextended($1 || ':' || $2, 0))"
 
-FINISH = """
+FINISH = f"""
 WITH finished AS (
     UPDATE run SET finished_at = now(), result = $3::jsonb, step = $4, lease = NULL, lease_until = NULL, wake_at = NULL,
+        history = {_LEFT_BY_OUTCOME.format(step="$4::text")},
         attempt = 0, last_error = NULL, ready_at = coalesce(ready_at, now())
     WHERE id = $1 AND lease = $2 AND NOT EXISTS (SELECT FROM signal WHERE run_id = $1 AND seen_at IS NULL)
     RETURNING id, program, subject

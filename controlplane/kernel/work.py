@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.core import json
 from controlplane.core.ids import Kind, is_id
 from controlplane.core.json import Json
-from controlplane.kernel import service, sql
+from controlplane.kernel import operation, service, sql
 from controlplane.kernel.database import DUE, Database, KernelSession
 from controlplane.kernel.outcome import Done, Goto, LeaseLost, Outcome, Wait
 from controlplane.kernel.service import Connection
@@ -153,7 +153,8 @@ class Work:
     @asynccontextmanager
     async def tx(self) -> AsyncIterator[Tx]:
         async with self.database.engine.connect() as connection:
-            if (await connection.exec_driver_sql(sql.FENCE, (self.run_id, self.lease))).first() is None:
+            fenced = (await connection.exec_driver_sql(sql.FENCE_AND_LOOK, (self.run_id, self.lease))).first()
+            if fenced is None:
                 raise LeaseLost(self.run_id)
             raw = driver_connection(await connection.get_raw_connection())
             async with AsyncSession(connection, expire_on_commit=False, sync_session_class=KernelSession) as session:
@@ -163,6 +164,9 @@ class Work:
                 nudged: dict[tuple[str, int], None] = session.info.pop(DUE, {})
                 try:
                     written = await self.end(raw, tx.outcome)
+                    if fenced[0]:
+                        is_in_step = not isinstance(tx.outcome, Goto | Done)
+                        await operation.settle_subject(session, self.subject, self.run_id, is_in_step=is_in_step)
                     await connection.commit()
                     self.due |= nudged
                 except _Refused as refused:
@@ -253,7 +257,13 @@ class Work:
 
     async def _hop(self, connection: Connection, outcome: Goto) -> Written:
         row = await connection.fetchrow(
-            sql.HOP, self.run_id, self.lease, outcome.step, self.memo_to_store, self.seconds_of.get(outcome.step)
+            sql.HOP,
+            self.run_id,
+            self.lease,
+            outcome.step,
+            self.memo_to_store,
+            self.seconds_of.get(outcome.step),
+            self.step,
         )
         if row is None:
             raise LeaseLost(self.run_id)
@@ -289,6 +299,8 @@ class Work:
                 raise LeaseLost(self.run_id)
             await self._tell([(run_id,) for run_id in row["told"] or ()], connection)
         self._committed(None)
+        async with self.database.session() as session:
+            await operation.settle_subject(session, self.subject, self.run_id)
         return Written(outcome=Wait(None), is_urgent=row["is_signalled"])
 
     # -- words to other runs ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A change that takes time: written with it, remembers the generation it made."""
+"""A change that takes time: written with it, remembers the generation it made. The one rule: its end is written once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from datetime import datetime
 from sqlalchemy import CheckConstraint, Index, func
 from sqlalchemy.orm import Mapped, mapped_column
 
+from controlplane.core.json import Json
 from controlplane.models.base import Base
 
 
 class Operation(Base):
+    """`steps` are those of the subject's run between `created_at` and `finished_at`, see `kernel.operation`."""
+
     __tablename__ = "operation"
     __table_args__ = (
         Index("operation_unfinished_idx", "subject_id", postgresql_where="finished_at IS NULL"),
@@ -33,3 +36,4 @@ class Operation(Base):
     error_code: Mapped[str | None]
     error_detail: Mapped[str | None]
     finished_at: Mapped[datetime | None]
+    steps: Mapped[list[Json]] = mapped_column(default=list, server_default="[]")

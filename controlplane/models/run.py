@@ -20,7 +20,8 @@ class Run(Base):
     """`step` is `start` before the first claim; `wake_at` NULL means: only a signal wakes it.
 
     `entered_at` is since when the run is in `step`; `ready_at` when it first reached a rest step; `overdue_at` when the
-    present step's deadline was counted as missed; `last_error` what the last try of the present step died of.
+    present step's deadline was counted as missed; `last_error` what the last try of the present step died of; `failures` how
+    many of its tries failed, the last with `failed_code`. `history` holds the steps it has left, see `kernel.operation`.
     """
 
     __tablename__ = "run"
@@ -37,6 +38,9 @@ class Run(Base):
     lease_until: Mapped[datetime | None]
     attempt: Mapped[int] = mapped_column(server_default="0")
     last_error: Mapped[str | None]
+    failures: Mapped[int] = mapped_column(server_default="0")
+    failed_code: Mapped[str | None]
+    history: Mapped[list[Json]] = mapped_column(server_default=text("'[]'::jsonb"))
     entered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     deadline_at: Mapped[datetime | None]
     overdue_at: Mapped[datetime | None]
@@ -53,7 +57,9 @@ class Run(Base):
     __table_args__ = (
         CheckConstraint(f"shard >= 0 AND shard < {SHARDS}", name="shard_exists"),
         CheckConstraint("step <> '' AND program <> '' AND subject <> ''", name="names_are_given"),
-        CheckConstraint("attempt >= 0", name="attempt_counts"),
+        CheckConstraint("attempt >= 0 AND failures >= 0", name="attempt_counts"),
+        CheckConstraint("failed_code IS NULL OR failures > 0", name="failed_code_of_a_failure"),
+        CheckConstraint("jsonb_array_length(history) <= 32", name="history_is_bounded"),
         CheckConstraint("(lease IS NULL) = (lease_until IS NULL)", name="lease_has_an_end"),
         CheckConstraint("(parked_at IS NULL) = (parked_code IS NULL)", name="parked_says_why"),
         CheckConstraint("parked_detail IS NULL OR parked_at IS NOT NULL", name="detail_only_parked"),

@@ -272,6 +272,11 @@ def test_unreachable_says_what_to_do(bedplate, home, monkeypatch, arguments):
     assert "bedplate up" in ran.err
 
 
+LEAVE_STEP = """
+UPDATE run SET step = :step, history = history || jsonb_build_array(jsonb_build_array(
+    cast(:left AS text), extract(epoch FROM now()), extract(epoch FROM now()), 1, 'done', NULL))"""
+
+
 class TestWaiting:
     @pytest.fixture
     def operation(self, api, bedplate):
@@ -302,19 +307,27 @@ class TestWaiting:
         assert (ran.code, ran.out) == (code, ""), ran.err
         assert (error_code or "superseded") in ran.err
 
-    def test_steps_are_told_as_they_come(self, api, operation):
-        api.sql("INSERT INTO run (id, program, subject, shard) SELECT 'run_x', 'vm', id, 1 FROM project")
+    def test_steps_are_told_as_they_come(self, api, bedplate, operation):
+        api.sql("INSERT INTO run (id, program, subject, shard) SELECT 'run_x', 'project', id, 1 FROM project")
 
         with _subprocess("operation", "wait", operation) as process:
-            for step in ("start", "prepare", "serve"):
-                api.sql("UPDATE run SET step = :s", s=step)
+            for step, left in (("fetch", None), ("prepare", "fetch"), ("serve", "prepare")):
+                if left is not None:
+                    api.sql(LEAVE_STEP, left=left, step=step)
+                else:
+                    api.sql("UPDATE run SET step = :s", s=step)
                 line = process.stderr.readline()
-                while "✓" in line:
+                if left is not None:
+                    assert line.split()[:2] == ["✓", left]
                     line = process.stderr.readline()
                 assert line.strip() == f"{step} …"
             api.sql("UPDATE project SET observed_generation = 1")
             assert process.wait(30) == 0
-            assert process.stderr.read().split()[:2] == ["✓", "serve"]
+        shown = bedplate("operation", "show", operation)
+        assert [line.split()[:2] for line in shown.out.partition("steps\n")[2].splitlines()] == [
+            ["✓", "fetch"],
+            ["✓", "prepare"],
+        ]
 
 
 def test_event_tail(api, bedplate):

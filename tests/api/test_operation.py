@@ -89,7 +89,7 @@ async def test_fails_with_the_code_of_the_parked_run_and_shows_its_step(operator
     async with database.sessionmaker.begin() as session:
         await kernel.start(session, SUBJECT, project_id)
     operation = await change("project.create", 1)
-    await execute("UPDATE run SET step = 'prepare', attempt = 2, last_error = 'no answer' WHERE subject = :id")
+    await execute("UPDATE run SET step = 'prepare', failures = 1, last_error = 'no answer' WHERE subject = :id")
     shown = (await operator.get(f"/v1/operations/{operation}")).json()
     step = shown["steps"][0]
     assert (step["name"], step["state"], step["attempt"], step["error"]) == ("prepare", "running", 2, "no answer")

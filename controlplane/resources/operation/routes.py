@@ -11,9 +11,9 @@ from fastapi import Path, Query
 from controlplane.api.frame import Call, Noun, Page
 from controlplane.api.schemas import Listing
 from controlplane.core.errors import FieldError, InvalidInput
+from controlplane.kernel.operation import Past, settle, steps_of
 from controlplane.models.operation import Operation
 from controlplane.models.run import Run
-from controlplane.resources.operation import service
 from controlplane.resources.operation.errors import OperationNotFound
 from controlplane.resources.operation.schemas import OperationView, StepView
 
@@ -37,7 +37,7 @@ async def list_(call: Call, page: Page) -> Listing[OperationView]:
     """List operations, those of your project or, for operators, all."""
     fields = ["action", "state", "subject_kind", "subject_id", "project_id", "actor"]
     found = await call.page(Operation, page, fields=fields)
-    runs = await service.settle(call.session, found.items)
+    runs = await settle(call.session, found.items)
     items = [view(item, runs.get(item.subject_id)) for item in found.items]
     return Listing(items=items, next_page_token=found.next_page_token)
 
@@ -51,9 +51,9 @@ async def show(call: Call, operation: OperationId, wait: Wait = "0s", seen: Seen
     while True:
         row = await call.load(Operation, operation)
         await call.session.refresh(row)
-        runs = await service.settle(call.session, [row])
+        runs = await settle(call.session, [row])
         answer = view(row, runs.get(row.subject_id))
-        is_new_step = seen is not None and any(step.name != seen for step in answer.steps)
+        is_new_step = seen is not None and answer.steps[-1:] != [] and answer.steps[-1].name != seen
         if answer.state != "running" or is_new_step or loop.time() >= ends_at or call.services.events.is_closed:
             return answer
         await call.release()
@@ -62,18 +62,38 @@ async def show(call: Call, operation: OperationId, wait: Wait = "0s", seen: Seen
 
 
 def view(row: Operation, run: Run | None) -> OperationView:
-    answer = OperationView.model_validate(row)
-    if run is not None and answer.state == "running":
-        answer.steps = [
-            StepView(
-                name=run.step,
-                state="failed" if run.parked_at is not None else "running",
-                attempt=run.attempt,
-                deadline_at=run.deadline_at,
-                error=run.parked_detail or run.last_error,
-            )
-        ]
-    return answer
+    """What it went through, and while it runs the step that its run is in."""
+    live = run if row.state == "running" else None
+    steps = [_past(Past.of(entry)) for entry in (row.steps if live is None else steps_of(row, live))]
+    if row.state == "failed" and steps and steps[-1].state == "failed":
+        steps[-1].error = row.error_detail
+    if live is not None and live.parked_at is None:
+        steps.append(_present(row, live))
+    values = {name: getattr(row, name) for name in OperationView.model_fields if name != "steps"}
+    return OperationView(steps=steps, **values)
+
+
+def _past(step: Past) -> StepView:
+    return StepView(
+        name=step.name,
+        state=step.state if step.state in {"failed", "cut"} else "done",
+        started_at=step.started_at,
+        finished_at=step.finished_at,
+        attempt=step.tries,
+        error_code=step.code,
+    )
+
+
+def _present(row: Operation, run: Run) -> StepView:
+    return StepView(
+        name=run.step,
+        state="running",
+        started_at=max(run.entered_at, row.created_at),
+        attempt=run.failures + 1,
+        deadline_at=run.deadline_at,
+        error=run.last_error,
+        error_code=run.failed_code,
+    )
 
 
 def _seconds(text: str) -> float:

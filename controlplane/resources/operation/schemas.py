@@ -11,10 +11,21 @@ from controlplane.api.schemas import View
 
 class StepView(View):
     name: str = Field(description="The step of the subject's program.", examples=["prepare"])
-    state: str = Field(description="`running`, `failed` or `done`.", examples=["running"])
-    attempt: int = Field(description="How often it was begun since it was entered.", examples=[1])
-    deadline_at: datetime | None = Field(description="By when it must be left.", examples=["2026-11-30T12:10:00Z"])
-    error: str | None = Field(description="What the last try died of.", examples=["host rack1-4 did not answer"])
+    state: str = Field(
+        description="`running`, `done`, `failed` (it cannot go on) or `cut` (a delete came between).", examples=["running"]
+    )
+    started_at: datetime = Field(description="Since when.", examples=["2026-11-30T12:00:00Z"])
+    finished_at: datetime | None = Field(
+        default=None, description="Until when; null while it runs.", examples=["2026-11-30T12:00:07Z"]
+    )
+    attempt: int = Field(description="Which try it is, or was; looking again at what takes time is not one.", examples=[1])
+    deadline_at: datetime | None = Field(
+        default=None, description="By when it must be left, while it runs.", examples=["2026-11-30T12:10:00Z"]
+    )
+    error_code: str | None = Field(
+        default=None, description="Code of what the last failed try died of.", examples=["host.unreachable"]
+    )
+    error: str | None = Field(default=None, description="What it died of, in words.", examples=["rack1-4 did not answer"])
 
 
 class OperationView(View):
@@ -28,6 +39,8 @@ class OperationView(View):
     actor: str = Field(description="The token that asked.", examples=["tok_01jd2x4k3fe8v9m2q7t5w0y6za"])
     error_code: str | None = Field(description="Why it failed, to program against.", examples=["image.digest_mismatch"])
     error_detail: str | None = Field(description="Why it failed, in words.", examples=["The download was cut at 3 MB."])
-    steps: list[StepView] = Field(default_factory=list, description="What the subject's run is doing.", examples=[[]])
+    steps: list[StepView] = Field(
+        default_factory=list, description="What the subject's run has done and is doing.", examples=[[]]
+    )
     created_at: datetime = Field(description="When it was asked for.", examples=["2026-11-30T12:00:00Z"])
-    finished_at: datetime | None = Field(description="When its end was seen.", examples=["2026-11-30T12:00:07Z"])
+    finished_at: datetime | None = Field(description="When it ended.", examples=["2026-11-30T12:00:07Z"])
