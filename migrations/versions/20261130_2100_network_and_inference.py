@@ -154,6 +154,7 @@ def upgrade() -> None:
     )
     op.add_column("image", sa.Column("runs_workloads", sa.Boolean(), server_default="false", nullable=False))
     op.add_column("key", sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
+    op.add_column("operation", sa.Column("steps", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False))
     op.add_column("route", sa.Column("retry", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
     op.add_column("route", sa.Column("affinity", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
     op.add_column("route", sa.Column("rules", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False))
@@ -162,10 +163,20 @@ def upgrade() -> None:
     op.create_foreign_key(
         op.f("route_target_fallback_endpoint_id_fkey"), "route_target", "endpoint", ["fallback_endpoint_id"], ["id"]
     )
+    op.add_column("run", sa.Column("failures", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("run", sa.Column("failed_code", sa.Text(), nullable=True))
+    op.add_column(
+        "run",
+        sa.Column("history", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'[]'::jsonb"), nullable=False),
+    )
     # ### end Alembic commands ###
+    op.execute("ALTER TABLE run DROP CONSTRAINT run_attempt_counts")
     op.execute(
         "ALTER TABLE image ADD CONSTRAINT image_guests_run_workloads CHECK ((runs_workloads <= (purpose = 'guest'::text)))"
     )
     op.execute(
         "ALTER TABLE route_target ADD CONSTRAINT route_target_fallback_is_another CHECK ((fallback_endpoint_id <> endpoint_id))"
     )
+    op.execute("ALTER TABLE run ADD CONSTRAINT run_attempt_counts CHECK (((attempt >= 0) AND (failures >= 0)))")
+    op.execute("ALTER TABLE run ADD CONSTRAINT run_failed_code_of_a_failure CHECK (((failed_code IS NULL) OR (failures > 0)))")
+    op.execute("ALTER TABLE run ADD CONSTRAINT run_history_is_bounded CHECK ((jsonb_array_length(history) <= 32))")
