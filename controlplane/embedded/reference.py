@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from controlplane.settings import Settings, default_state_dir
+from controlplane.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/configuration.md"
 _HEAD = """# Configuration
@@ -38,10 +38,10 @@ def _of(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, st
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default_factory is default_state_dir:
+    if field.default_factory is not None:
         return "`/var/lib/bedplate`; not as root `~/.local/state/bedplate`"
-    value = field.get_default(call_default_factory=True)
-    if value in (None, "", (), []):
+    value = field.default
+    if value is None or value == "":
         return "–"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -69,6 +69,8 @@ class Keeper:
         agent.poke = self.poke
         agent.watch = self.watch
         agent.jobs.on_finish = self._job_finished
+        agent.balancers.on_change = lambda service_id: self.poke(("loadbalancer", service_id))
+        self._nics: dict[Key, tuple[str, ...]] = {}
 
     def poke(self, key: Key) -> None:
         self._dirty.add(key)
@@ -136,6 +138,8 @@ class Keeper:
                 logger.exception("observing %s %s", *key)
             return
         self._report(key, observed)
+        if key[0] == "vm":
+            self._tell_balancers(key, is_running=observed is not None and observed.state == "running")
         document = self._agent.documents.get(*key)
         if document is None:
             self._forget(key)
@@ -189,7 +193,17 @@ class Keeper:
             self._metrics.drifted[job.key] = f"{result.code}: {result.message}"
         self.poke(job.key)
 
+    def _tell_balancers(self, key: Key, *, is_running: bool) -> None:
+        document = self._agent.documents.get(*key)
+        if document is not None:
+            self._nics[key] = tuple(nic.id for nic in document.nics)
+        self._agent.balancers.machine(self._nics.get(key, ()), is_running=is_running)
+        if document is None:
+            self._nics.pop(key, None)
+
     def _ended(self, key: Key) -> None:
+        if key[0] == "vm":  # before anything else: its flows wait
+            self._tell_balancers(key, is_running=False)
         self._unwatch(key)
         self.poke(key)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from hostagent.drivers.network.balancer import Balancers, KernelFlows, NoFlows
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.registry import Drivers
 from hostagent.lib.hostconfig import HostConfig
@@ -55,6 +56,7 @@ class Agent:
     jobs: Jobs
     tickets: Tickets
     rules: Ruleset
+    balancers: Balancers
     version: str
     probe_kvm: Callable[[], Awaitable[KvmFact]] = _no_kvm
     learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
@@ -77,6 +79,8 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
     events = EventLog()
     documents = Documents(paths, HostSealer(paths.host_key))
     await documents.load()
+    rules = Ruleset(drivers.rules)
+    flows = NoFlows() if drivers.rules.traits.name == "fake" else KernelFlows()
     return Agent(
         paths=paths,
         config=config,
@@ -86,6 +90,7 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
         events=events,
         jobs=Jobs(events),
         tickets=Tickets(),
-        rules=Ruleset(drivers.rules),
+        rules=rules,
+        balancers=Balancers(rules, paths.state / "balancer", flows),
         version=version,
     )

@@ -17,7 +17,7 @@ Verb = Callable[[Agent, Any], Awaitable[Any]]
 
 @cache
 def verbs() -> dict[str, Verb]:
-    from hostagent.verbs import facts, host, image, network, nic, stream, tunnel, vm, volume
+    from hostagent.verbs import facts, host, image, loadbalancer, network, nic, stream, tunnel, vm, volume
 
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
@@ -33,6 +33,7 @@ def verbs() -> dict[str, Verb]:
         (network, "network"),
         (vm, "vm"),
         (tunnel, "tunnel"),
+        (loadbalancer, "loadbalancer"),
     ):
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
     return table

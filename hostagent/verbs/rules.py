@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 from hostagent.drivers.network.protocol import RulePart
 from hostagent.protocol.errors import AgentError
+from hostagent.verbs import loadbalancer
 from hostagent.verbs.context import Agent
 
 Collector = Callable[[Agent], dict[str, RulePart]]
-COLLECTORS: tuple[Collector, ...] = ()
+COLLECTORS: tuple[Collector, ...] = (loadbalancer.parts,)
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ event tail
 incident list show resolve
 placement explain
 context list use set
-cert init acme show
 """
 ALONE = {"usage", "login", "version", "up", "demo", "test"}
 ROUTES = """

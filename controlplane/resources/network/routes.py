@@ -9,7 +9,6 @@ from controlplane.resources.network.errors import (
     NetworkCidrOutsidePool,
     NetworkCidrTaken,
     NetworkEncryptionUnsupported,
-    NetworkFirewallUnknown,
     NetworkInUse,
     NetworkNameTaken,
     NetworkNotFound,
@@ -23,14 +22,7 @@ router = noun.router
 
 @noun.create(
     NetworkView,
-    errors=[
-        NetworkNameTaken,
-        NetworkCidrTaken,
-        NetworkCidrOutsidePool,
-        NetworkEncryptionUnsupported,
-        NetworkFirewallUnknown,
-        NetworkPoolExhausted,
-    ],
+    errors=[NetworkNameTaken, NetworkCidrTaken, NetworkCidrOutsidePool, NetworkEncryptionUnsupported, NetworkPoolExhausted],
 )
 async def create(body: NetworkCreate, *, call: Call) -> Network:
     """Make a private network. It can be used at once."""

@@ -1,0 +1,371 @@
+"""All load balancers of this host at work: what is known of their backends becomes buckets of the table.
+
+The one rule: whatever is learnt only marks a service as to be looked at; one task looks, writes all services that changed in
+one transaction, and then ends the flows of backends that are gone. Ten things learnt at once cost one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from hostagent.drivers.network.balancer_away import AwayTimes
+from hostagent.drivers.network.balancer_buckets import Table
+from hostagent.drivers.network.balancer_health import Facts, ServiceHealth
+from hostagent.drivers.network.balancer_marks import BackendMarks
+from hostagent.drivers.network.balancer_rules import FAMILIES, Family, class_of, guard_of, guard_part, service_part, shared_part
+from hostagent.drivers.network.balancer_service import Failovers, Opinions, Service, target_of, targets_of
+from hostagent.drivers.network.conntrack import Conntrack
+from hostagent.drivers.network.protocol import RulePart
+from hostagent.drivers.network.ruleset import Ruleset
+from hostagent.drivers.network.table import MARK_BACKEND_MASK
+from hostagent.probes.attempt import attempt
+from hostagent.probes.prober import Prober, Target
+from hostagent.protocol.errors import AgentError
+from hostagent.protocol.network import LoadBalancerWanted, ProbeWanted
+
+logger = logging.getLogger(__name__)
+RETRY_SECONDS = 1.0
+CONFIRM_MS = 150
+DEFAULT_PROBE = ProbeWanted(kind="tcp", timeout_ms=CONFIRM_MS)
+SHARED = "balancer"
+
+
+class NoFlows:
+    """Where no kernel is touched."""
+
+    async def end(self, mark: int) -> None:
+        del mark
+
+    def close(self) -> None:
+        pass
+
+
+class KernelFlows:
+    """Of the network namespace of the thread that ends the first one."""
+
+    def __init__(self) -> None:
+        self._conntrack: Conntrack | None = None
+
+    async def end(self, mark: int) -> None:
+        self._conntrack = self._conntrack or Conntrack()
+        await self._conntrack.delete_marked(mark & MARK_BACKEND_MASK, MARK_BACKEND_MASK)
+
+    def close(self) -> None:
+        if self._conntrack is not None:
+            self._conntrack.close()
+            self._conntrack = None
+
+
+class Balancers:
+    """`flows`: where the flows that carry a mark are ended; `on_change` is told which service is seen differently now."""
+
+    def __init__(self, rules: Ruleset, directory: Path, flows: KernelFlows | NoFlows) -> None:
+        self.services: dict[str, Service] = {}
+        self.failovers = Failovers()
+        self.prober = Prober(self._probed)
+        self.on_change: Callable[[str], None] = lambda _id: None
+        self._rules = rules
+        self._marks = BackendMarks(directory / "marks.json")
+        self._away = AwayTimes(directory / "away.json")
+        self._flows = flows
+        self._dirty: set[str] = set()
+        self._learnt: dict[str, tuple[str, float]] = {}
+        self._gone_marks: list[int] = []
+        self._by_target: dict[Target, set[str]] = {}
+        self._by_nic: dict[str, set[tuple[str, str]]] = {}
+        self._shared: set[str] = set()
+        self._news = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writer: asyncio.Task[None] | None = None
+
+    def restore(self, documents: Iterable[LoadBalancerWanted]) -> dict[str, RulePart]:
+        """Every part of the table, from the documents alone: once, before the table is written at the agent's start."""
+        for wanted in documents:
+            self._take(wanted, assume_up=True)
+        parts = self._render(self.services)
+        self._shared = {name for name in parts if name.startswith(SHARED)}
+        return parts
+
+    def start(self) -> None:
+        """Begin to probe and to write."""
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_for_ever(), name="balancer")
+            for service in self.services.values():
+                self._probe(service, assume_up=True)
+            self._mark_dirty(*self.services)
+
+    async def take(self, wanted: LoadBalancerWanted) -> None:
+        """In the table afterwards. Raises AgentError as `Ruleset.put` does, and `loadbalancer.marks_exhausted`."""
+        self._probe(self._take(wanted, assume_up=False), assume_up=False)
+        await self._flush(wanted.id)
+
+    async def remove(self, service_id: str) -> None:
+        """Out of the table afterwards, its flows ended. Absent is success."""
+        service = self.services.pop(service_id, None)
+        if service is not None:
+            self._forget_indexes(service)
+            self.prober.want(service_id, ())
+            if service.timer is not None:
+                service.timer.cancel()
+        _, gone = self._marks.want(service_id, ())
+        self._gone_marks.extend(gone)
+        self._away.keep(service_id, {})
+        await self._flush(service_id)
+
+    async def close(self) -> None:
+        self.prober.close()
+        for service in self.services.values():
+            if service.timer is not None:
+                service.timer.cancel()
+        tasks = [*self._tasks, *([self._writer] if self._writer else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._writer = None
+        self._flows.close()
+
+    def is_written(self, wanted: LoadBalancerWanted) -> bool:
+        service = self.services.get(wanted.id)
+        is_right = service is not None and service.wanted == wanted and not service.is_new
+        return is_right and self._rules.generation is not None
+
+    def _take(self, wanted: LoadBalancerWanted, *, assume_up: bool) -> Service:
+        ports = {listener.target_port for listener in wanted.listeners}
+        names = [backend.id for backend in wanted.backends if backend.state != "removed"]
+        marks, gone = self._marks.want(wanted.id, [(port, name) for port in ports for name in names])
+        self._gone_marks.extend(gone)
+        service = self.services.get(wanted.id)
+        if service is None:
+            health = ServiceHealth(wanted, assume_up=assume_up)
+            service = self.services[wanted.id] = Service(wanted=wanted, health=health, marks={})
+        else:
+            self._forget_indexes(service)
+        flow_class = class_of(wanted)
+        service.wanted, service.is_new, service.homes = wanted, True, {}
+        service.marks = {key: mark | flow_class for key, mark in marks.items()}
+        service.health.replace(wanted)
+        away = self._away.keep(wanted.id, {b.id: b.state for b in wanted.backends if b.state in ("draining", "ejected")})
+        for name, since in away.items():
+            service.health.facts[name].away_since = since
+        service.drained &= away.keys()
+        self._index(service)
+        return service
+
+    def _index(self, service: Service) -> None:
+        service.targets = targets_of(service.wanted)
+        for target in service.targets:
+            self._by_target.setdefault(target, set()).add(service.wanted.id)
+        for backend in service.wanted.backends:
+            if backend.nic_id and backend.state != "removed":
+                self._by_nic.setdefault(backend.nic_id, set()).add((service.wanted.id, backend.id))
+
+    def _forget_indexes(self, service: Service) -> None:
+        for backend in service.wanted.backends:
+            self._by_nic.get(backend.nic_id, set()).discard((service.wanted.id, backend.id))
+        for target in service.targets:
+            self._by_target.get(target, set()).discard(service.wanted.id)
+            if not self._by_target.get(target):
+                self._by_target.pop(target, None)
+
+    def _probe(self, service: Service, *, assume_up: bool) -> None:
+        self.prober.want(service.wanted.id, service.targets, assume_up=assume_up)
+        for target, (name, family) in service.targets.items():  # somebody else may have asked long ago
+            verdict = self.prober.verdict(target)
+            if verdict.is_up is not None:
+                service.health.facts[name].probed[family] = verdict.is_up
+
+    # What is learnt.
+
+    def _probed(self, target: Target) -> None:
+        verdict = self.prober.verdict(target)
+        for service_id in self._by_target.get(target, ()):
+            name, family = self.services[service_id].targets[target]
+            facts = self.services[service_id].health.facts[name]
+            facts.probed[family], facts.probe_reason = verdict.is_up, verdict.reason
+            self._learn(service_id, "probe")
+
+    def machine(self, nic_ids: Iterable[str], *, is_running: bool) -> None:
+        """A machine of this host with these nics runs, or its process has ended."""
+        self._set(nic_ids, "is_ended", not is_running, "process")
+
+    def notice(self, nic_ids: Iterable[str], *, has_ended: bool) -> None:
+        """Another host says so of its machines."""
+        self._set(nic_ids, "is_noticed", has_ended, "notice")
+
+    def heard(self, nic_ids: Iterable[str]) -> None:
+        """Their host is there."""
+        self._set(nic_ids, "is_silent", False, "silence")
+
+    def silence(self, nic_ids: Iterable[str]) -> None:
+        """Nothing is heard of the machines' host; believed when a direct try fails too."""
+        at = time.monotonic()
+        for nic_id in nic_ids:
+            for service_id, name in self._by_nic.get(nic_id, ()):
+                self._background(self._confirm(service_id, name, "is_silent", at))
+
+    def circuit(self, service_id: str, name: str, share: float) -> None:
+        facts = self._facts(service_id, name)
+        if facts is not None and facts.circuit != share:
+            facts.circuit = share
+            self._learn(service_id, "circuit")
+
+    def _set(self, nic_ids: Iterable[str], fact: str, value: bool, kind: str) -> None:
+        for nic_id in nic_ids:
+            for service_id, name in self._by_nic.get(nic_id, ()):
+                facts = self.services[service_id].health.facts[name]
+                if getattr(facts, fact) == value:
+                    continue
+                setattr(facts, fact, value)
+                if not (facts.is_ended or facts.is_noticed):
+                    facts.is_refuted = False
+                self._learn(service_id, kind)
+
+    async def _confirm(self, service_id: str, name: str, fact: str, at: float) -> None:
+        """Try the backend directly, at every address; `fact` is true when none answers."""
+        service = self.services.get(service_id)
+        backend = next((b for b in service.wanted.backends if b.id == name), None) if service else None
+        if service is None or backend is None:
+            return
+        probe = replace(service.wanted.probe or DEFAULT_PROBE, timeout_ms=CONFIRM_MS)
+        targets = [target_of(service.wanted, backend, family, probe) for family in FAMILIES]
+        reasons = await asyncio.gather(*(attempt(probe, one.address, one.port) for one in targets if one))
+        facts = self._facts(service_id, name)
+        if facts is not None and all(reasons):
+            setattr(facts, fact, True)
+            self._learn(service_id, "silence" if fact == "is_silent" else "process", at)
+
+    def _facts(self, service_id: str, name: str) -> Facts | None:
+        service = self.services.get(service_id)
+        return service.health.facts.get(name) if service else None
+
+    def _learn(self, service_id: str, kind: str, at: float | None = None) -> None:
+        self._learnt.setdefault(service_id, (kind, time.monotonic() if at is None else at))
+        self._mark_dirty(service_id)
+
+    def _mark_dirty(self, *service_ids: str) -> None:
+        self._dirty.update(service_ids)
+        self._news.set()
+
+    # Writing.
+
+    async def _flush(self, service_id: str) -> None:
+        self._mark_dirty(service_id)
+        if self._writer is None:
+            await self._write()
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def _write_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            waiters, self._waiters = self._waiters, []
+            failure: Exception | None = None
+            try:
+                await self._write()
+            except Exception as error:
+                failure = error
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._news.set)
+                if isinstance(error, AgentError):
+                    logger.warning("load balancers cannot be written: %s", error)
+                else:
+                    logger.exception("writing load balancers")
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(failure) if failure else waiter.set_result(None)
+
+    async def _write(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        learnt, self._learnt = self._learnt, {}
+        services = {name: self.services[name] for name in dirty & self.services.keys()}
+        before = {name: (service.tables, service.opinions) for name, service in services.items()}
+        parts: dict[str, RulePart | None] = dict(self._render(services))
+        parts |= {f"loadbalancer/{name}": None for name in dirty - self.services.keys()}
+        parts |= dict.fromkeys(self._unused(), None)
+        try:
+            if parts:
+                await self._rules.put(parts)
+        except BaseException:
+            self._dirty |= dirty
+            self._learnt = {**self._learnt, **learnt}
+            for name, service in services.items():
+                service.tables, service.opinions, service.is_new = *before[name], True
+            raise
+        self._shared |= {name for name, part in parts.items() if part is not None and name.startswith(SHARED)}
+        self._shared -= {name for name, part in parts.items() if part is None}
+        for name, service in services.items():
+            self._after(service, *before[name], learnt.get(name))
+        gone, self._gone_marks = self._gone_marks, []
+        for mark in gone:
+            self._background(self._flows.end(mark))
+
+    def _render(self, services: dict[str, Service]) -> dict[str, RulePart]:
+        """The parts of those services whose part changes, and whatever they stand on that is not there yet."""
+        now, wall = time.monotonic(), time.time()
+        parts: dict[str, RulePart] = {}
+        for name, service in services.items():
+            service.opinions, tables = service.think(now, wall)
+            if tables == service.tables and not service.is_new:
+                continue
+            service.tables, service.is_new = tables, False
+            parts[f"loadbalancer/{name}"] = service_part(service.wanted, service.marks, tables)
+            guard = guard_of(service.wanted)
+            if (shared := f"{SHARED}/{guard.chain}") not in self._shared:
+                parts[shared] = guard_part(guard)
+        if parts and SHARED not in self._shared:
+            parts[SHARED] = shared_part()
+        return parts
+
+    def _unused(self) -> set[str]:
+        """Shared parts that no service stands on any more."""
+        used = {f"{SHARED}/{guard_of(service.wanted).chain}" for service in self.services.values()}
+        return self._shared - used - ({SHARED} if self.services else set())
+
+    def _after(
+        self, service: Service, tables: dict[Family, Table], opinions: Opinions, learnt: tuple[str, float] | None
+    ) -> None:
+        """The table is written: count, end flows, set the clock, tell."""
+        now, wall, name = time.monotonic(), time.time(), service.wanted.id
+        if learnt is not None and tables and tables != service.tables:
+            self.failovers.add(learnt[0], now - learnt[1])
+        for backend, word in service.changes(opinions):
+            if word.startswith("down: ") or word == "ejected":
+                self._background(self._end(service, backend))
+            elif word.startswith("held: "):
+                self._background(self._confirm(name, backend, "is_refuted", now))
+        for backend, seconds in list(service.undrained(wall)):
+            if seconds <= 0:
+                service.drained.add(backend)
+                self._background(self._end(service, backend))
+        if service.timer is not None:
+            service.timer.cancel()
+        seconds = service.next_look(now, wall)
+        service.timer = None
+        if seconds is not None:
+            service.timer = asyncio.get_running_loop().call_later(seconds, self._mark_dirty, name)
+        if opinions != service.opinions:
+            self.on_change(name)
+
+    async def _end(self, service: Service, name: str) -> None:
+        for (_, backend), mark in service.marks.items():
+            if backend == name:
+                await self._flows.end(mark)
+
+    def _background(self, work: Awaitable[None]) -> None:
+        async def careful() -> None:
+            try:
+                await work
+            except (AgentError, OSError) as error:
+                logger.warning("a load balancer's flows: %s", error)
+
+        task = asyncio.create_task(careful())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

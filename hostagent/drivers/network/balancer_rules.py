@@ -1,0 +1,272 @@
+"""Load balancers as parts of the table: pure, from what is wanted and known to rules and elements.
+
+The one rule: a service is elements, not rules. The first packet of a flow finds, in this order, its guard (limits, time-out,
+refusal), its algorithm, its bucket's mark and its backend, one hash lookup each; every later packet costs one counter. The
+flow's mark names port and backend: counters, the source address and the end of a backend's flows go by it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table
+from hostagent.drivers.network.protocol import RulePart, SetSpec
+from hostagent.protocol.network import BackendWanted, LoadBalancerWanted
+
+Family = int  # 4 or 6
+FAMILIES: tuple[Family, ...] = (4, 6)
+COUNTERS = ("lb_flows", "lb_in", "lb_out", "lb_accepted", "lb_refused", "lb_resets")
+NOT_OFFLOADED = 0x0100_0000  # class bit of the mark: this flow stays out of the flowtable
+SHORTEST_OFFLOADED_SECONDS = 60  # a flowtable forgets after 30 s of its own; shorter time-outs would not hold in it
+_TUPLE = {4: "ip daddr . meta l4proto . th dport", 6: "ip6 daddr . meta l4proto . th dport"}
+_SADDR = {4: "ip saddr", 6: "ip6 saddr"}
+_IP = {4: "ip", 6: "ip6"}
+Marks = Mapping[tuple[int, str], int]
+"""The mark by (target port of the listener, backend's id)."""
+
+
+def family_of(address: str) -> Family:
+    return ipaddress.ip_address(address).version
+
+
+def address_of(backend: BackendWanted, family: Family) -> str:
+    return backend.ipv4 if family == 4 else backend.ipv6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What happens to a service's new flows before a backend is chosen. All 0: nothing."""
+
+    rate: int = 0
+    connections: int = 0
+    tcp_seconds: int = 0
+    udp_seconds: int = 0
+
+    @property
+    def chain(self) -> str:
+        return f"lb_g_{self.rate}_{self.connections}_{self.tcp_seconds}_{self.udp_seconds}"
+
+
+def guard_of(wanted: LoadBalancerWanted) -> Guard:
+    return Guard(
+        rate=wanted.new_connections_per_second_per_source,
+        connections=wanted.connections_per_source,
+        tcp_seconds=wanted.established_timeout_seconds,
+        udp_seconds=wanted.udp_timeout_seconds,
+    )
+
+
+def class_of(wanted: LoadBalancerWanted) -> int:
+    """The class bits of this service's marks."""
+    shortest = min(filter(None, (wanted.established_timeout_seconds, wanted.udp_timeout_seconds)), default=0)
+    return NOT_OFFLOADED if 0 < shortest < SHORTEST_OFFLOADED_SECONDS else 0
+
+
+class BucketElements(Mapping[str, str]):
+    """251 elements of the bucket map, made as they are asked for: a thousand services would fill 60 MB as text."""
+
+    __slots__ = ("_marks", "_prefix")
+
+    def __init__(self, prefix: str, marks: tuple[str, ...]) -> None:
+        self._prefix = prefix
+        self._marks = marks
+
+    def __getitem__(self, key: str) -> str:
+        prefix, _, bucket = key.rpartition(" . ")
+        if prefix != self._prefix or not self._marks[int(bucket)]:
+            raise KeyError(key)
+        return self._marks[int(bucket)]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{self._prefix} . {bucket}" for bucket, mark in enumerate(self._marks) if mark)
+
+    def __len__(self) -> int:
+        return sum(1 for mark in self._marks if mark)
+
+
+class JoinedElements(Mapping[str, str]):
+    """Several listeners' buckets as one mapping."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Mapping[str, BucketElements]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, key: str) -> str:
+        return self._parts[key.rpartition(" . ")[0]][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for part in self._parts.values() for key in part)
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts.values())
+
+
+def shared_part() -> RulePart:
+    """The slots, the chains of the algorithms, and the maps that all services fill."""
+    chains: dict[str, tuple[str, ...]] = {
+        "mangle_balancer": tuple(f"ct state new {_TUPLE[family]} vmap @lb_guards{family}" for family in FAMILIES),
+        "dstnat_balancer": tuple(f"{_TUPLE[family]} vmap @lb_services{family}" for family in FAMILIES),
+        "post_balancer": (
+            "ct mark 0 return",
+            "ct direction original ct mark @lb_in return",
+            "ct mark @lb_out tcp flags & (syn | rst) != 0 jump lb_answers",
+        ),
+        "lb_answers": (
+            "tcp flags & (syn | ack) == syn | ack ct mark @lb_accepted return",
+            "tcp flags & rst == rst tcp sequence 0 ct mark @lb_refused return",
+            "tcp flags & rst == rst ct mark @lb_resets",
+        ),
+        "srcnat_balancer": (
+            "ct mark 0 return",
+            "meta l4proto { tcp, udp } snat ip to ct mark map @lb_sources4",
+            "meta l4proto { tcp, udp } snat ip6 to ct mark map @lb_sources6",
+            "ct mark @lb_masqueraded masquerade",
+            "ct mark . ip saddr @lb_hairpins4 masquerade",
+            "ct mark . ip6 saddr @lb_hairpins6 masquerade",
+        ),
+        "input_balancer": tuple(
+            f"{_IP[family]} daddr @lb_vips{family} meta l4proto {{ tcp, udp }} goto lb_reject" for family in FAMILIES
+        ),
+        "lb_reject": ("meta l4proto tcp reject with tcp reset", "reject with icmpx type port-unreachable"),
+    }
+    sets = {name: SetSpec(declaration="type mark; counter;", key=("mark",)) for name in COUNTERS}
+    sets["lb_masqueraded"] = SetSpec(declaration="type mark;", key=("mark",))
+    for family in FAMILIES:
+        sets |= _sets(family)
+        for name, choice in _choices(family).items():
+            chains[f"{name}{family}"] = algorithm_rules(family, choice)
+    return RulePart(chains=chains, sets=sets)
+
+
+def _sets(family: Family) -> dict[str, SetSpec]:
+    address = f"ipv{family}_addr"
+    service = (address, "inet_proto", "inet_service")
+    named = f"type {' . '.join(service)}"
+    buckets = f"typeof {_TUPLE[family]} . numgen inc mod {BUCKETS} : ct mark;"
+    return {
+        f"lb_guards{family}": SetSpec(declaration=f"{named} : verdict;", key=service, data=("verdict",)),  # pyright: ignore[reportArgumentType]
+        f"lb_services{family}": SetSpec(declaration=f"{named} : verdict;", key=service, data=("verdict",)),  # pyright: ignore[reportArgumentType]
+        f"lb_buckets{family}": SetSpec(declaration=buckets, key=(*service, "number"), data=("mark",)),  # pyright: ignore[reportArgumentType]
+        f"lb_backends{family}": SetSpec(
+            declaration=f"type mark : {address} . inet_service;", key=("mark",), data=(address, "inet_service")  # pyright: ignore[reportArgumentType]
+        ),
+        f"lb_sources{family}": SetSpec(declaration=f"type mark : {address};", key=("mark",), data=(address,)),  # pyright: ignore[reportArgumentType]
+        f"lb_hairpins{family}": SetSpec(declaration=f"type mark . {address};", key=("mark", address)),  # pyright: ignore[reportArgumentType]
+        f"lb_vips{family}": SetSpec(declaration=f"type {address};", key=(address,)),  # pyright: ignore[reportArgumentType]
+    }  # fmt: skip
+
+
+def _choices(family: Family) -> dict[str, str]:
+    source, seed = _SADDR[family], f"mod {BUCKETS} seed {SEED:#x}"
+    return {
+        "lb_source": f"jhash {source} {seed}",
+        "lb_source_port": f"jhash {source} . th sport {seed}",
+        "lb_random": f"numgen random mod {BUCKETS}",
+    }
+
+
+def algorithm_rules(family: Family, choice: str) -> tuple[str, ...]:
+    """From the choice of a bucket to the translated destination."""
+    target = f"dnat {_IP[family]} to ct mark map @lb_backends{family}"
+    return (
+        f"ct mark set {_TUPLE[family]} . {choice} map @lb_buckets{family}",
+        f"ct mark @lb_flows meta l4proto tcp {target}",
+        f"ct mark @lb_flows meta l4proto udp {target}",
+    )
+
+
+def guard_part(guard: Guard) -> RulePart:
+    """The chain of one guard, with its sets and time-out objects; shared by all services that are guarded alike."""
+    rules: list[str] = []
+    sets: dict[str, SetSpec] = {}
+    objects: dict[str, str] = {}
+    for family in FAMILIES:
+        address = f"ipv{family}_addr"
+        key = (address, address, "inet_proto", "inet_service")
+        source = f"{_SADDR[family]} . {_TUPLE[family]}"
+        if guard.rate:
+            name = f"lb_rate_{guard.chain[5:]}_{family}"
+            sets[name] = SetSpec(declaration=f"type {' . '.join(key)}; flags dynamic,timeout; timeout 1m; size 65535;", key=key)  # pyright: ignore[reportArgumentType]
+            over = f"limit rate over {guard.rate}/second burst {2 * guard.rate} packets"
+            rules.append(f"update @{name} {{ {source} {over} }} drop")
+        if guard.connections:
+            name = f"lb_conn_{guard.chain[5:]}_{family}"
+            sets[name] = SetSpec(declaration=f"type {' . '.join(key)}; flags dynamic; size 65535;", key=key)  # pyright: ignore[reportArgumentType]
+            rules.append(f"add @{name} {{ {source} ct count over {guard.connections} }} goto lb_reject")
+        for protocol, seconds in (("tcp", guard.tcp_seconds), ("udp", guard.udp_seconds)):
+            if seconds:
+                name = f"lb_t{seconds}_{guard.chain[5:]}_{protocol}{family}"
+                objects[f"ct timeout {name}"] = _timeout(family, protocol, seconds)
+                rules.append(f'meta nfproto ipv{family} meta l4proto {protocol} ct timeout set "{name}"')
+    return RulePart(chains={guard.chain: tuple(rules)}, sets=sets, objects=objects)
+
+
+def _timeout(family: Family, protocol: str, seconds: int) -> str:
+    if protocol == "udp":
+        policy = f"unreplied : {seconds}, replied : {seconds}"
+    else:
+        policy = f"established : {seconds}, close_wait : {min(seconds, 60)}"
+    return f"protocol {protocol}; l3proto {_IP[family]}; policy = {{ {policy} }};"
+
+
+def service_part(wanted: LoadBalancerWanted, marks: Marks, tables: Mapping[Family, Table]) -> RulePart:
+    """`tables`: the owner of each bucket by address family; a family without any owner is refused at once."""
+    elements: dict[str, dict[str, str]] = {}
+    buckets: dict[str, dict[str, BucketElements]] = {}
+    chains: dict[str, tuple[str, ...]] = {}
+    guard = guard_of(wanted)
+    for vip in wanted.vips:
+        family = family_of(vip)
+        elements.setdefault(f"lb_vips{family}", {})[vip] = ""
+        guards = elements.setdefault(f"lb_guards{family}", {})
+        for listener in wanted.listeners:
+            key = f"{vip} . {listener.protocol} . {listener.port}"
+            if not any(tables[family]):
+                guards[key] = "goto lb_reject"
+                continue
+            if guard != Guard():
+                guards[key] = f"goto {guard.chain}"
+            elements.setdefault(f"lb_services{family}", {})[key] = f"goto {_algorithm(wanted, family, chains)}"
+            by_owner = {owner: str(marks[listener.target_port, owner]) if owner else "" for owner in set(tables[family])}
+            part = BucketElements(key, tuple(by_owner[owner] for owner in tables[family]))
+            buckets.setdefault(f"lb_buckets{family}", {})[key] = part
+    _add_backends(wanted, marks, elements)
+    joined = {name: JoinedElements(parts) for name, parts in buckets.items()}
+    return RulePart(chains=chains, elements={name: found for name, found in {**elements, **joined}.items() if found})
+
+
+def _algorithm(wanted: LoadBalancerWanted, family: Family, chains: dict[str, tuple[str, ...]]) -> str:
+    if wanted.algorithm == "round_robin":  # a counter of its own: sharing one would tie services to each other's rhythm
+        name = f"lb_r{family}_{wanted.id[-12:]}"
+        chains[name] = algorithm_rules(family, f"numgen inc mod {BUCKETS}")
+        return name
+    if wanted.algorithm == "random":
+        return f"lb_random{family}"
+    return f"lb_source{family}" if wanted.hash_on == "source" else f"lb_source_port{family}"
+
+
+def _add_backends(wanted: LoadBalancerWanted, marks: Marks, elements: dict[str, dict[str, str]]) -> None:
+    """What goes by the mark. Also of backends that are away: their flows may still be there."""
+    families = {family_of(vip) for vip in wanted.vips}
+    sources = {4: wanted.source_ipv4, 6: wanted.source_ipv6}
+    counted: dict[str, str] = {}
+    for port in sorted({listener.target_port for listener in wanted.listeners}):
+        for backend in wanted.backends:
+            if backend.state == "removed":
+                continue
+            mark = str(marks[port, backend.id])
+            counted[mark] = ""
+            for family in families:
+                if not (address := address_of(backend, family)):
+                    continue
+                elements.setdefault(f"lb_backends{family}", {})[mark] = f"{address} . {port}"
+                if wanted.client_address == "kept":
+                    elements.setdefault(f"lb_hairpins{family}", {})[f"{mark} . {address}"] = ""
+                elif sources[family]:
+                    elements.setdefault(f"lb_sources{family}", {})[mark] = sources[family]
+                else:
+                    elements.setdefault("lb_masqueraded", {})[mark] = ""
+    elements |= dict.fromkeys(COUNTERS, counted)

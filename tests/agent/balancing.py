@@ -1,0 +1,223 @@
+"""Clients, a balancer and backends in network namespaces of their own; sockets of all of them in this one process.
+
+A socket belongs to the namespace in which it was made, so servers and clients need no processes: the thread goes there for a
+moment. The thread itself lives in the balancer's namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import subprocess
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+CLONE_NEWNET = 0x4000_0000
+VIP4, VIP6 = "203.0.113.10", "2001:db8:f::10"
+SECONDS = 5.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def ip(*words: str, netns: str = "") -> str:
+    place = ("-n", netns) if netns else ()
+    return subprocess.run(["ip", *place, *words], check=True, capture_output=True, text=True, timeout=10).stdout
+
+
+def sysctl(key: str, value: str) -> None:
+    Path("/proc/sys", key).write_text(value)
+
+
+class Place:
+    """A named network namespace."""
+
+    def __init__(self) -> None:
+        self.name = f"bpt{uuid.uuid4().hex[:8]}"
+        ip("netns", "add", self.name)
+        self.descriptor = os.open(f"/run/netns/{self.name}", os.O_RDONLY | os.O_CLOEXEC)
+        ip("link", "set", "lo", "up", netns=self.name)
+
+    def remove(self) -> None:
+        os.close(self.descriptor)
+        ip("netns", "del", self.name)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        assert _libc.setns(self.descriptor, CLONE_NEWNET) == 0
+        try:
+            yield
+        finally:
+            assert _libc.setns(before, CLONE_NEWNET) == 0
+            os.close(before)
+
+    def socket(self, address: str, kind: int) -> socket.socket:
+        with self.inside():
+            made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return made
+
+
+class Backend:
+    """Answers every TCP connection and every datagram with its name and whom it sees; then echoes."""
+
+    def __init__(self, place: Place, name: str, ipv4: str, ipv6: str) -> None:
+        self.place, self.name, self.ipv4, self.ipv6 = place, name, ipv4, ipv6
+        self.accepted = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[socket.socket] = []
+        self._flows: set[socket.socket] = set()
+
+    def listen(self, port: int = 8080) -> None:
+        for address in (self.ipv4, self.ipv6):
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                server = self.place.socket(address, kind)
+                server.bind((address, port))
+                if kind == socket.SOCK_STREAM:
+                    server.listen(1024)
+                self._servers.append(server)
+                self._run(self._accept(server) if kind == socket.SOCK_STREAM else self._datagrams(server))
+
+    def _run(self, work) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, server: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            flow, peer = await loop.sock_accept(server)
+            self.accepted += 1
+            self._flows.add(flow)
+            self._run(self._echo(flow, peer))
+
+    async def _echo(self, flow: socket.socket, peer) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            await loop.sock_sendall(flow, f"{self.name} {peer[0]}\n".encode())
+            while data := await loop.sock_recv(flow, 65536):
+                await loop.sock_sendall(flow, data)
+        self._flows.discard(flow)
+        flow.close()
+
+    async def _datagrams(self, server: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            data, peer = await loop.sock_recvfrom(server, 65536)
+            self.accepted += 1
+            await loop.sock_sendto(server, f"{self.name} {peer[0]}\n".encode() + data, peer)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for item in (*self._servers, *self._flows):
+            item.close()
+        self._servers.clear()
+        self._flows.clear()
+
+
+class Stage:
+    """`clients` and `backends` hang on the balancer, which is their gateway."""
+
+    def __init__(self, backends: int = 4) -> None:
+        self.client = Place()
+        self._places = [self.client]
+        for family in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            sysctl(f"net/{family}", "1")
+        sysctl("net/netfilter/nf_conntrack_acct", "1")
+        self._wire(self.client, "c0", 0, "198.51.100", "2001:db8:c")
+        for host in range(3, 40):
+            ip("address", "add", f"198.51.100.{host}/24", "dev", "eth0", netns=self.client.name)
+        for vip in (f"{VIP4}/32", f"{VIP6}/128"):
+            ip("address", "add", vip, "dev", "lo")
+        self.backends: list[Backend] = []
+        for number in range(1, backends + 1):
+            place = Place()
+            self._places.append(place)
+            self._wire(place, f"b{number}", number, f"10.9.{number}", f"fd00:9:{number}")
+            self.backends.append(Backend(place, f"bk_{number}", f"10.9.{number}.2", f"fd00:9:{number}::2"))
+
+    def _wire(self, place: Place, name: str, number: int, v4: str, v6: str) -> None:
+        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", place.name)
+        for netns, link, host in (("", name, 1), (place.name, "eth0", 2)):
+            ip("address", "add", f"{v4}.{host}/24", "dev", link, netns=netns)
+            ip("address", "add", f"{v6}::{host}/64", "dev", link, "nodad", netns=netns)
+            ip("link", "set", link, "up", netns=netns)
+        ip("route", "add", "default", "via", f"{v4}.1", netns=place.name)
+        ip("-6", "route", "add", "default", "via", f"{v6}::1", netns=place.name)
+
+    async def close(self) -> None:
+        for backend in self.backends:
+            await backend.close()
+        for place in self._places:
+            place.remove()
+
+    async def connect(self, vip: str, port: int = 443, source: tuple[str, int] | None = None) -> Flow:
+        made = self.client.socket(vip, socket.SOCK_STREAM)
+        try:
+            if source is not None:
+                made.bind(source)
+            async with asyncio.timeout(SECONDS):
+                await asyncio.get_running_loop().sock_connect(made, (vip, port))
+                flow = Flow(made)
+                flow.backend, flow.seen_as = (await flow.receive()).decode().split()
+        except BaseException:
+            made.close()
+            raise
+        return flow
+
+    async def ask(self, vip: str, port: int = 443, source: tuple[str, int] | None = None) -> str:
+        """The name of the backend that answers one TCP connection."""
+        flow = await self.connect(vip, port, source)
+        flow.reset()
+        return flow.backend
+
+    async def ask_udp(self, vip: str, port: int = 443, source: tuple[str, int] | None = None, channel=None) -> str:
+        made = channel or self.client.socket(vip, socket.SOCK_DGRAM)
+        loop = asyncio.get_running_loop()
+        try:
+            if channel is None:
+                if source is not None:
+                    made.bind(source)
+                made.connect((vip, port))
+            async with asyncio.timeout(SECONDS):
+                await loop.sock_sendall(made, b"?")
+                return (await loop.sock_recv(made, 2048)).decode().split()[0]
+        finally:
+            if channel is None:
+                made.close()
+
+    async def spread(self, vip: str, count: int, port: int = 443) -> Counter[str]:
+        return Counter([await self.ask(vip, port) for _ in range(count)])
+
+
+class Flow:
+    backend = seen_as = ""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+
+    async def receive(self) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.channel, 65536)
+
+    async def echo(self, data: bytes = b"ping") -> bytes:
+        async with asyncio.timeout(SECONDS):
+            await asyncio.get_running_loop().sock_sendall(self.channel, data)
+            found = b""
+            while len(found) < len(data):
+                piece = await self.receive()
+                if not piece:
+                    raise EOFError
+                found += piece
+        return found
+
+    def reset(self) -> None:
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.channel.close()
