@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, literal, true
+from sqlalchemy import ColumnElement, and_, false, func, literal, true
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import Text
 
@@ -29,6 +29,7 @@ class Filter:
 
 FREE_VCPUS: ColumnElement[int] = Host.allocatable_vcpus - Host.reserved_vcpus
 FREE_MEMORY_BYTES: ColumnElement[int] = Host.allocatable_memory_bytes - Host.reserved_memory_bytes
+KVM_USABLE: ColumnElement[bool] = func.coalesce(Host.facts["kvm"]["usable"].as_boolean(), false())
 
 
 def suitability(request: PlacementRequest) -> tuple[Filter, ...]:
@@ -64,6 +65,11 @@ def suitability(request: PlacementRequest) -> tuple[Filter, ...]:
             name="driver",
             passes=Host.machine_drivers.bool_op("&&")(literal(list(request.drivers), ARRAY(Text))),
             reason=f"without a driver for isolation {request.isolation}",
+        ),
+        Filter(
+            name="kvm",
+            passes=KVM_USABLE if request.needs_kvm else true(),
+            reason="without usable KVM",
         ),
     )
 

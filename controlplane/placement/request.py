@@ -22,7 +22,9 @@ OVERHEAD_BYTES: Mapping[str, int] = {"cloud_hypervisor": 64 * MIB, "qemu": 128 *
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """`labels` must all be on the host with these values; empty `location` and `host` mean any."""
+    """`labels` must all be on the host with these values; empty `location` and `host` mean any. `needs_kvm`: a host that
+    would emulate the processor does not do.
+    """
 
     vcpus: int
     memory_bytes: int
@@ -32,6 +34,7 @@ class PlacementRequest:
     location: str = ""
     host: str = ""
     role: str = "compute"
+    needs_kvm: bool = False
 
     @property
     def drivers(self) -> tuple[str, ...]:

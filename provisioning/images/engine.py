@@ -1,4 +1,5 @@
-"""Engine packages for the container driver: one `root.tar.zst`, a Debian tree with an inference engine and nothing else.
+"""Engine packages, the root of a container or of a VM's workload: one `root.tar.zst`, a Debian tree with an engine and nothing
+else.
 
 The one rule: the name in the cache is the digest of everything that goes in. The tree is made of single packages, without
 package manager, shell or setuid programs: an engine needs none.
@@ -21,9 +22,10 @@ from pathlib import Path
 from provisioning.images.debian import BuildError, find_mirror, private_apt, run
 from provisioning.images.wheels import Wheel, sha256_of, unpacked
 
-FORMAT = 1
+FORMAT = 2
 ROOT_FILE = "root.tar.zst"
-PROGRAM = Path(__file__).with_name("engine") / "serve.py"
+PYTHON = "3.11"
+_PROGRAMS = Path(__file__).with_name("engine")
 _INSTALLED = "opt/engine"
 _MERGED = ("bin", "sbin", "lib", "lib64")
 _EMPTY = ("dev", "etc", "models", "proc", "run", "sys", "tmp", "var/tmp")
@@ -37,13 +39,24 @@ _ACCOUNTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModule:
+    """A wheel of the engine; `sha256` is the digest of `file`, its compiled part."""
+
+    wheel: Wheel
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecipe:
-    """What goes into the package; `sha256` is the engine module's own digest inside its wheel."""
+    """What goes into the package: `program` (a file beside the recipes, installed as `serve.py`) and the modules it imports;
+    `left_out` are globs of what no engine reads.
+    """
 
     name: str
-    wheel: Wheel
-    module_file: str
-    sha256: str
+    program: str
+    modules: tuple[EngineModule, ...]
+    left_out: tuple[str, ...] = ()
     suite: str = "bookworm"
     architecture: str = "x86_64"
     packages: tuple[str, ...] = (
@@ -69,19 +82,53 @@ class EngineRecipe:
     def debian_architecture(self) -> str:
         return {"x86_64": "amd64", "aarch64": "arm64"}[self.architecture]
 
+    @property
+    def program_file(self) -> Path:
+        return _PROGRAMS / self.program
+
     def digest(self) -> str:
         content = hashlib.sha256(json.dumps([FORMAT, asdict(self)], sort_keys=True).encode())
-        content.update(PROGRAM.read_bytes())
+        content.update(self.program_file.read_bytes())
         return content.hexdigest()
 
 
 LLAMA_CPP = EngineRecipe(
     name="llama-cpp",
-    wheel=Wheel(project="xllamacpp", version="2026.10.11549"),
-    module_file="xllamacpp/xllamacpp.abi3.so",
-    sha256="78dcbbfcc861ee3377554325dc12864829a76ec3de6f1882886d4a82a2def7f5",
+    program="chat.py",
+    modules=(
+        EngineModule(
+            wheel=Wheel(project="xllamacpp", version="2026.10.11549"),
+            file="xllamacpp/xllamacpp.abi3.so",
+            sha256="78dcbbfcc861ee3377554325dc12864829a76ec3de6f1882886d4a82a2def7f5",
+        ),
+    ),
 )
-RECIPES = {recipe.name: recipe for recipe in (LLAMA_CPP,)}
+EMBEDDING = EngineRecipe(
+    name="embedding",
+    program="embed.py",
+    modules=(
+        EngineModule(
+            wheel=Wheel(project="onnxruntime", version="1.32.0", python=PYTHON),
+            file="onnxruntime/capi/onnxruntime_pybind11_state.cpython-311-x86_64-linux-gnu.so",
+            sha256="f31fb5f25aea85032805e0722c07a41443a23c8b612c7238dbea3cf67e9042ba",
+        ),
+        EngineModule(
+            wheel=Wheel(project="numpy", version="2.4.6", python=PYTHON),
+            file="numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so",
+            sha256="1535fbed1e9ac6b717e72ad9bd5c20b9f0536a21084fcadc40c00255a8f35d1d",
+        ),
+        EngineModule(
+            wheel=Wheel(project="tokenizers", version="0.23.3", python=PYTHON),
+            file="tokenizers/tokenizers.abi3.so",
+            sha256="4b1458a379296762a034d3bc89299c0c35b4eefb0577acca922f481b262c65a1",
+        ),
+    ),
+    left_out=(
+        *("numpy/**/tests", "numpy/f2py", "numpy/_core/include", "numpy/_core/lib", "numpy/random/lib", "**/*.pyi"),
+        *("onnxruntime/datasets", "onnxruntime/quantization", "onnxruntime/tools", "onnxruntime/transformers"),
+    ),
+)
+RECIPES = {recipe.name: recipe for recipe in (LLAMA_CPP, EMBEDDING)}
 
 
 def build_engine(recipe: EngineRecipe, cache: Path, *, mirror: str = "", say: Callable[[str], None] = lambda _: None) -> Path:
@@ -100,7 +147,7 @@ def build_engine(recipe: EngineRecipe, cache: Path, *, mirror: str = "", say: Ca
                 _unpack_packages(
                     recipe, work, tree, find_mirror(recipe.suite, mirror or os.environ.get("BEDPLATE_APT_MIRROR", ""))
                 )
-                say(f"engine {recipe.wheel.requirement}")
+                say(f"engine {', '.join(module.wheel.requirement for module in recipe.modules)}")
                 _add_engine(recipe, tree, cache)
                 say("packing")
                 _pack(tree, work / ROOT_FILE)
@@ -149,16 +196,20 @@ def _unpack_packages(recipe: EngineRecipe, work: Path, tree: Path, mirror: str) 
 
 
 def _add_engine(recipe: EngineRecipe, tree: Path, cache: Path) -> None:
-    wheel = unpacked(recipe.wheel, cache)
-    found = sha256_of(wheel / recipe.module_file)
-    if found != recipe.sha256:
-        raise BuildError(f"{recipe.module_file} of {recipe.wheel.requirement} has sha256 {found}, not {recipe.sha256}")
     installed = tree / _INSTALLED
     installed.mkdir(parents=True)
-    for entry in wheel.iterdir():
-        if entry.is_dir():
-            shutil.copytree(entry, installed / entry.name)
-    shutil.copy(PROGRAM, installed / "serve.py")
+    for module in recipe.modules:
+        wheel = unpacked(module.wheel, cache)
+        found = sha256_of(wheel / module.file)
+        if found != module.sha256:
+            raise BuildError(f"{module.file} of {module.wheel.requirement} has sha256 {found}, not {module.sha256}")
+        for entry in wheel.iterdir():
+            if entry.is_dir():
+                shutil.copytree(entry, installed / entry.name)
+    for pattern in recipe.left_out:
+        for path in list(installed.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copy(recipe.program_file, installed / "serve.py")
 
 
 def _pack(tree: Path, target: Path) -> None:

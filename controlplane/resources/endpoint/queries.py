@@ -38,6 +38,7 @@ class ShownProgress:
 class ShownObserved:
     ready_replicas: int
     isolation: str
+    isolation_reason: str
     generation: int
 
 
@@ -82,8 +83,12 @@ class ShownEndpoint:
     @property
     def observed(self) -> ShownObserved:
         row = self.row
-        isolation = str(row.spec["isolation"])
-        return ShownObserved(ready_replicas=self.ready, isolation=isolation, generation=row.observed_generation)
+        return ShownObserved(
+            ready_replicas=self.ready,
+            isolation=str(row.spec["isolation"]),
+            isolation_reason=str(row.spec.get("isolation_reason", "")),
+            generation=row.observed_generation,
+        )
 
     @property
     def conditions(self) -> list[Said]:

@@ -8,11 +8,13 @@ from controlplane.resources.endpoint import queries, service
 from controlplane.resources.endpoint.errors import (
     EndpointContainersNotAllowed,
     EndpointDeleting,
+    EndpointGuestMissing,
     EndpointIsolationUnsupported,
     EndpointMemoryTooSmall,
     EndpointNameTaken,
     EndpointNetworkUnknown,
     EndpointNoCapacity,
+    EndpointNotAccelerated,
     EndpointNotFound,
 )
 from controlplane.resources.endpoint.queries import ShownEndpoint
@@ -31,6 +33,8 @@ router = noun.router
         EndpointNoCapacity,
         EndpointContainersNotAllowed,
         EndpointIsolationUnsupported,
+        EndpointNotAccelerated,
+        EndpointGuestMissing,
         EndpointMemoryTooSmall,
         EndpointNetworkUnknown,
         ModelNotAvailable,

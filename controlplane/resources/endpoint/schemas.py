@@ -21,7 +21,8 @@ class EndpointCreate(Input):
     replicas: int = Field(default=1, ge=0, le=MAX_REPLICAS, description="How many replicas serve it.", examples=[1])
     isolation: Isolation = Field(
         default="auto",
-        description="`vm`, `container` (weaker; the project must allow it), or `auto`: what the engine runs in.",
+        description="`vm`, `container` (weaker; the project must allow it), or `auto`: a VM where a host has usable KVM, "
+        "else a container. A VM without KVM is emulated, and only when `vm` is asked for by name.",
         examples=["auto"],
     )
     vcpus: int | None = Field(default=None, ge=1, le=512, description="Cores of a replica; null: the model's.", examples=[1])
@@ -61,6 +62,8 @@ class ReplicaView(View):
     short_id: str = Field(description="What the gateway's `x-served-by` says.", examples=["7t5w0y6z"])
     state: str = Field(description="`starting`, `ready`, `unhealthy` or `deleting`.", examples=["ready"])
     isolation: str | None = Field(description="`vm` or `container`.", examples=["container"])
+    driver: str | None = Field(description="What runs its machine there.", examples=["qemu"])
+    accelerator: str | None = Field(description="`kvm`; `tcg`: emulated, slow; null: none is needed.", examples=["kvm"])
     vm_id: str | None = Field(description="Its machine.", examples=["vm_01jd2x4k3fe8v9m2q7t5w0y6za"])
     host: str | None = Field(description="Where it runs.", examples=["rack1-4"])
     step: str = Field(description="What is being done.", examples=["serve"])
@@ -79,6 +82,7 @@ class EndpointWanted(View):
 class EndpointObserved(View):
     ready_replicas: int = Field(description="How many answer for the model.", examples=[1])
     isolation: str = Field(description="What replicas are.", examples=["container"])
+    isolation_reason: str = Field(description="Why they are that.", examples=["no host has usable KVM"])
     generation: int = Field(description="The last generation that is in force.", examples=[1])
 
 

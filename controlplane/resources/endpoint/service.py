@@ -16,13 +16,12 @@ from controlplane.models.project import Project
 from controlplane.models.replica import Replica
 from controlplane.models.route import Route, RouteRuleTarget, RouteTarget
 from controlplane.resources.endpoint.errors import (
-    EndpointContainersNotAllowed,
     EndpointDeleting,
-    EndpointIsolationUnsupported,
     EndpointMemoryTooSmall,
     EndpointNetworkUnknown,
     EndpointNoCapacity,
 )
+from controlplane.resources.endpoint.isolation import choose
 from controlplane.resources.endpoint.schemas import EndpointCreate, EndpointUpdate
 from controlplane.resources.key.publish import publish
 from controlplane.resources.model.errors import ModelNotAvailable
@@ -40,6 +39,7 @@ async def create(session: AsyncSession, settings: NetworkSettings, project: Proj
     """Write the endpoint with its replicas and its route; raises the errors of this noun, keeping nothing."""
     model = await _model(session, wanted.model)
     plan = plan_of(model.spec)
+    chosen = await choose(session, wanted.isolation, plan, project)
     endpoint = Endpoint(
         id=new_id(Kind.ENDPOINT),
         project_id=project.id,
@@ -51,13 +51,13 @@ async def create(session: AsyncSession, settings: NetworkSettings, project: Proj
             **model.spec,
             "weights_image_id": model.weights_image_id,
             "engine_image_id": model.engine_image_id,
-            "isolation": _isolation(wanted, plan, project),
+            **chosen.spec,
         },
         network_id=await _network_id(session, settings, project.id, wanted.network),
         replicas=wanted.replicas,
         isolation=wanted.isolation,
         vcpus=wanted.vcpus or plan.model.shape.vcpus,
-        memory_bytes=_memory_bytes(wanted, plan),
+        memory_bytes=_memory_bytes(wanted, plan, chosen.isolation),
         state="active",
     )
     session.add(endpoint)
@@ -137,24 +137,13 @@ async def _model(session: AsyncSession, name: str) -> Model:
     return model
 
 
-def _isolation(wanted: EndpointCreate, plan: Plan, project: Project) -> str:
-    can = plan.engine.isolations
-    found = wanted.isolation if wanted.isolation != "auto" else can[0]
-    if found not in can:
-        detail = f"{plan.engine.name} runs in {', '.join(can)}, not in {found}"
-        raise EndpointIsolationUnsupported(detail, errors=(FieldError(pointer="/isolation", detail=detail),))
-    if found == "container" and not project.allow_containers:
-        raise EndpointContainersNotAllowed(f"project {project.name} does not allow containers")
-    return found
-
-
-def _memory_bytes(wanted: EndpointCreate, plan: Plan) -> int:
+def _memory_bytes(wanted: EndpointCreate, plan: Plan, isolation: str) -> int:
     if wanted.memory_bytes is None:
-        return plan.memory_bytes
-    least = sum(part.bytes for part in plan.memory())
+        return plan.memory_bytes(isolation)
+    parts = plan.memory(isolation)
+    least = sum(part.bytes for part in parts)
     if wanted.memory_bytes < least:
-        parts = ", ".join(f"{part.reason} {part.bytes}" for part in plan.memory())
-        detail = f"a replica needs {least} bytes: {parts}"
+        detail = f"a replica needs {least} bytes: {', '.join(f'{part.reason} {part.bytes}' for part in parts)}"
         raise EndpointMemoryTooSmall(detail, errors=(FieldError(pointer="/memory_bytes", detail=detail),))
     return wanted.memory_bytes
 

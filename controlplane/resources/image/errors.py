@@ -21,7 +21,7 @@ class ImageNameTaken(Conflict):
 
 
 class ImageInUse(Conflict):
-    """VMs or volumes still stand on the image; delete them first."""
+    """VMs, volumes, models or endpoints still stand on the image; the detail names one. Delete them first."""
 
     code = "image.in_use"
     title = "The image is in use"

@@ -6,14 +6,16 @@ import asyncio
 from pathlib import Path
 
 from pydantic import ValidationError
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
 from controlplane.kernel import service as kernel
+from controlplane.models.endpoint import Endpoint
 from controlplane.models.image import Blob, Image, ImageFile
+from controlplane.models.model import Model
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.resources.image.errors import ImageInUse, ImageManifestInvalid
@@ -105,13 +107,26 @@ async def settle(session: AsyncSession, image: Image) -> None:
     await session.refresh(image)
 
 
+def _users(image_id: str) -> tuple[tuple[str, ColumnElement[bool]], ...]:
+    """Who may stand on an image: machines and disks, models that were imported, endpoints that may make replicas of it."""
+    mounted = Vm.workload["mounts"].contains([{"image_id": image_id}])
+    spec = Endpoint.spec
+    frozen = (spec[name].as_string() == image_id for name in ("guest_image_id", "engine_image_id", "weights_image_id"))
+    return (
+        ("vm", or_(Vm.image_id == image_id, Vm.workload["root_image_id"].as_string() == image_id, mounted)),
+        ("volume", Volume.image_id == image_id),
+        ("model", or_(Model.engine_image_id == image_id, Model.weights_image_id == image_id)),
+        ("endpoint", or_(*frozen)),
+    )
+
+
 async def remove(session: AsyncSession, image: Image) -> None:
     """Begin to delete: copies on hosts go first. Raises ImageInUse. Doing it twice is once."""
     if image.state == "deleting":
         return
-    for model in (Vm, Volume):
-        if await session.scalar(select(exists().where(model.image_id == image.id))):
-            raise ImageInUse(f"{image.name} is used by a {model.__tablename__}")
+    for noun, uses in _users(image.id):
+        if await session.scalar(select(exists().where(uses))):
+            raise ImageInUse(f"{image.name} is used by a {noun}")
     await kernel.start(session, "image", image.id)
     await kernel.destroy(session, "image", image.id)
     image.state, image.deleting_at = "deleting", func.now()

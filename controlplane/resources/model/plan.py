@@ -9,6 +9,7 @@ from controlplane.core import json
 from controlplane.core.json import JsonObject
 from controlplane.resources.model.catalogue import WEIGHTS_PATH, EngineEntry, ModelEntry
 
+GUEST_BYTES = 160 << 20
 _STEP = 64 << 20
 
 
@@ -39,10 +40,12 @@ class Plan:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.model.files)
 
-    def memory(self) -> tuple[MemoryPart, ...]:
-        """The sum that a replica needs, part by part."""
+    def memory(self, isolation: str = "container") -> tuple[MemoryPart, ...]:
+        """The sum that a replica needs, part by part; a VM has a system of its own besides."""
         tokens = self.model.context_tokens * self.model.parallel
+        guest = (MemoryPart(reason="the guest's kernel and system", bytes=GUEST_BYTES),) if isolation == "vm" else ()
         return (
+            *guest,
             MemoryPart(reason="weights", bytes=self.size_bytes),
             MemoryPart(
                 reason=f"KV cache of {tokens} tokens ({self.model.parallel} × {self.model.context_tokens})",
@@ -51,10 +54,9 @@ class Plan:
             MemoryPart(reason="engine, buffers and margin", bytes=self.model.memory.overhead_bytes),
         )
 
-    @property
-    def memory_bytes(self) -> int:
+    def memory_bytes(self, isolation: str = "container") -> int:
         """The sum, rounded up to 64 MiB."""
-        total = sum(part.bytes for part in self.memory())
+        total = sum(part.bytes for part in self.memory(isolation))
         return -(-total // _STEP) * _STEP
 
 
@@ -65,8 +67,10 @@ def plan_of(spec: JsonObject) -> Plan:
     return Plan(model=ModelEntry.model_validate({**model, "engine": engine.name}), engine=engine)
 
 
-def workload(plan: Plan, *, vcpus: int, weights_image_id: str) -> JsonObject:
-    """The command of a replica, as `hostagent.protocol.wanted.WorkloadWanted` reads it."""
+def workload(plan: Plan, *, vcpus: int, weights_image_id: str, root_image_id: str = "") -> JsonObject:
+    """The command of a replica, as `hostagent.protocol.wanted.WorkloadWanted` reads it. `root_image_id`: the engine's image,
+    where the machine has another one of its own.
+    """
     engine = plan.engine
     words = {
         "weights": WEIGHTS_PATH,
@@ -83,4 +87,5 @@ def workload(plan: Plan, *, vcpus: int, weights_image_id: str) -> JsonObject:
         "mounts": [{"image_id": weights_image_id, "path": WEIGHTS_PATH}],
         "port": engine.port,
         "health_path": engine.health_path,
+        "root_image_id": root_image_id,
     }

@@ -53,11 +53,11 @@ class ShownModel:
 
     @property
     def memory(self) -> Any:
-        return self.plan.memory()
+        return self.plan.memory(self.isolations[0])
 
     @property
     def memory_bytes(self) -> int:
-        return self.plan.memory_bytes
+        return self.plan.memory_bytes(self.isolations[0])
 
     @property
     def argv(self) -> Any:

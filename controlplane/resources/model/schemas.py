@@ -33,7 +33,9 @@ class ModelView(View):
     files: list[ModelFileView] = Field(description="The weights.", examples=[[]])
     size_bytes: int = Field(description="Size of the weights.", examples=[98362432])
     vcpus: int = Field(description="Cores of a replica, unless the endpoint says otherwise.", examples=[1])
-    memory: list[MemoryPartView] = Field(description="Memory of a replica, part by part.", examples=[[]])
+    memory: list[MemoryPartView] = Field(
+        description="Memory of a replica, part by part; in the first of `isolations`.", examples=[[]]
+    )
     memory_bytes: int = Field(description="The sum, rounded up.", examples=[603979776])
     argv: list[str] = Field(description="The command of a replica of the default shape.", examples=[["/usr/bin/serve"]])
     state: str = Field(description="`in_catalogue`, `importing` or `available`.", examples=["available"])

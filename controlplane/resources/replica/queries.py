@@ -37,6 +37,16 @@ class ShownReplica:
         return None if self.vm is None else self.vm.isolation
 
     @property
+    def driver(self) -> str | None:
+        return None if self.vm is None else self.vm.driver
+
+    @property
+    def accelerator(self) -> str | None:
+        """`kvm` or `tcg` as the host saw it at the machine's start; None for what has no virtual processor."""
+        found = None if self.vm is None else self.vm.observed_detail.get("accelerator")
+        return str(found) if found else None
+
+    @property
     def step(self) -> str:
         """What is being done; while the machine is made, the machine's own step."""
         if self.run is None:

@@ -15,33 +15,17 @@ from controlplane.resources.key.publish import publish
 from controlplane.resources.model.plan import plan_of, workload
 from controlplane.resources.nic.service import allocate_nic
 from controlplane.resources.vm.service import place
+from controlplane.resources.volume.service import create_boot_volume
 
 PROGRAM = "replica"
 
 
 async def create(session: AsyncSession, endpoint: Endpoint) -> tuple[Replica, Vm]:
     """A replica with its machine, placed or waiting (`vm.host_id` None, `vm.shortage` says why)."""
-    spec = endpoint.spec
-    plan = plan_of(spec)
-    image = await session.get_one(Image, str(spec["engine_image_id"]))
     replica_id = new_id(Kind.REPLICA)
-    vm = Vm(
-        id=new_id(Kind.VM),
-        project_id=endpoint.project_id,
-        name=f"{endpoint.name[:40].rstrip('-')}-{replica_id[-8:]}",
-        owner_id=replica_id,
-        image_id=image.id,
-        workload=workload(plan, vcpus=endpoint.vcpus, weights_image_id=str(spec["weights_image_id"])),
-        isolation=str(spec["isolation"]),
-        vcpus=endpoint.vcpus,
-        memory_bytes=endpoint.memory_bytes,
-        applied_vcpus=endpoint.vcpus,
-        applied_memory_bytes=endpoint.memory_bytes,
-        placement={},
-        user=image.default_user,
-        ssh_keys=[],
-        on_guest_poweroff="restart",
-    )
+    is_vm = endpoint.spec["isolation"] == "vm"
+    image = await session.get_one(Image, str(endpoint.spec["guest_image_id" if is_vm else "engine_image_id"]))
+    vm = _machine(endpoint, image, replica_id)
     session.add(vm)
     await session.flush()
     replica = Replica(id=replica_id, project_id=endpoint.project_id, endpoint_id=endpoint.id, vm_id=vm.id)
@@ -50,8 +34,39 @@ async def create(session: AsyncSession, endpoint: Endpoint) -> tuple[Replica, Vm
     await place(session, vm, image.architecture)
     assert endpoint.network_id is not None
     await allocate_nic(session, endpoint.network_id, owner_id=vm.id, host_id=vm.host_id)
+    if is_vm:
+        project_id, size_bytes = endpoint.project_id, image.min_disk_bytes
+        await create_boot_volume(session, project_id=project_id, owner_id=vm.id, image_id=image.id, size_bytes=size_bytes)
     await kernel.start(session, PROGRAM, replica.id, host_id=vm.host_id)
     return replica, vm
+
+
+def _machine(endpoint: Endpoint, image: Image, replica_id: str) -> Vm:
+    """A container's image is the engine's; a VM boots a guest's, and the engine's is the root of its workload."""
+    spec = endpoint.spec
+    described = workload(
+        plan_of(spec),
+        vcpus=endpoint.vcpus,
+        weights_image_id=str(spec["weights_image_id"]),
+        root_image_id="" if image.purpose == "engine" else str(spec["engine_image_id"]),
+    )
+    return Vm(
+        id=new_id(Kind.VM),
+        project_id=endpoint.project_id,
+        name=f"{endpoint.name[:40].rstrip('-')}-{replica_id[-8:]}",
+        owner_id=replica_id,
+        image_id=image.id,
+        workload=described,
+        isolation=str(spec["isolation"]),
+        vcpus=endpoint.vcpus,
+        memory_bytes=endpoint.memory_bytes,
+        applied_vcpus=endpoint.vcpus,
+        applied_memory_bytes=endpoint.memory_bytes,
+        placement={"needs_kvm": True} if spec.get("needs_kvm") else {},
+        user=image.default_user,
+        ssh_keys=[],
+        on_guest_poweroff="restart",
+    )
 
 
 async def remove(session: AsyncSession, replica: Replica) -> None:

@@ -66,10 +66,8 @@ def vm_document(
 
 def images_of(vm: Vm) -> tuple[str, ...]:
     """Every image that must lie on the host before the machine starts: its own, and those that its workload mounts."""
-    if vm.workload is None:
-        return (vm.image_id,)
-    mounts = codec.decode(WorkloadWanted, vm.workload).mounts
-    return (vm.image_id, *(mount.image_id for mount in mounts if mount.image_id != vm.image_id))
+    workload = codec.decode(WorkloadWanted, vm.workload).image_ids if vm.workload is not None else ()
+    return tuple(dict.fromkeys(image_id for image_id in (vm.image_id, *workload) if image_id))
 
 
 def volume_document(volume: Volume, image: Image | None, *, epoch: int) -> VolumeWanted:

@@ -16,4 +16,5 @@ def request_for(vm: Vm, architecture: str, *, vcpus: int | None = None, memory_b
         labels={key: str(value) for key, value in labels.items()} if isinstance(labels, dict) else {},
         location=str(vm.placement.get("location") or ""),
         host=str(vm.placement.get("host") or ""),
+        needs_kvm=bool(vm.placement.get("needs_kvm")),
     )

