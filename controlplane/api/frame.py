@@ -279,7 +279,8 @@ class Noun:
     ) -> Callable[[Handler], Handler]:
         """Any other operation: `path` is what follows the plural; `answers` are declared besides; `options` go to FastAPI.
 
-        `accepts` is the content type of bodies when it is not JSON.
+        `accepts` is the content type of bodies when it is not JSON. Many parameters, because they are what FastAPI and the
+        OpenAPI document are told of an operation; the usual ones have a shorter way above.
         """
 
         def declare(handler: Handler) -> Handler:

@@ -70,7 +70,10 @@ class Claim:
 async def claim(
     session: AsyncSession, sealer: Sealer, *, actor_id: str, key: str, method: str, path: str, body: bytes
 ) -> Claim:
-    """Take `key` for this request. Raises IdempotencyMismatch, IdempotencyInProgress, InvalidInput."""
+    """Take `key` for this request. Raises IdempotencyMismatch, IdempotencyInProgress, InvalidInput.
+
+    Many parameters, because a request is the same only when all of these are.
+    """
     if not 1 <= len(key) <= _MAX_KEY_CHARACTERS or not key.isascii() or not key.isprintable():
         wrong = FieldError(pointer="/idempotency-key", detail="1 to 255 printable ASCII characters", source="header")
         raise InvalidInput("the Idempotency-Key is not valid", errors=(wrong,))

@@ -64,7 +64,10 @@ async def record(
     before: JsonObject | None = None,
     after: JsonObject | None = None,
 ) -> None:
-    """Add one entry to the session; it lives or dies with the caller's transaction."""
+    """Add one entry to the session; it lives or dies with the caller's transaction.
+
+    Many parameters, because each is a column and none can be left to a reader's guess.
+    """
     entry = AuditEntry(
         id=new_id(Kind.AUDIT),
         actor=actor.id,

@@ -40,6 +40,7 @@ class Learner:
             return await kvm.cached(self._paths.state / "kvm.json", self._paths.boot_id(), self.kvm_probe)
 
     async def learn(self) -> HostFacts:
+        """Everything anew. Long, because it is one flat table: a line for each fact."""
         if self._features is None:
             self._features = await system.kernel_features()
         kvm_fact, programs, interfaces, policies = await asyncio.gather(

@@ -54,15 +54,16 @@ async def run(
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     assert process.returncode is not None
-    if check and process.returncode != 0:
-        tail = stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise AgentError(
-            "program.failed",
-            f"{argv[0]} ended with {process.returncode}: {tail}",
-            program=argv[0],
-            returncode=process.returncode,
-        )
-    return Finished(returncode=process.returncode, stdout=stdout, stderr=stderr)
+    finished = Finished(returncode=process.returncode, stdout=stdout, stderr=stderr)
+    if check and finished.returncode != 0:
+        raise _failure(argv[0], finished)
+    return finished
+
+
+def _failure(program: str, finished: Finished) -> AgentError:
+    tail = finished.stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
+    words = f"{program} ended with {finished.returncode}: {tail}"
+    return AgentError("program.failed", words, program=program, returncode=finished.returncode)
 
 
 def minimal_environment() -> dict[str, str]:

@@ -103,6 +103,7 @@ def resident_bytes(host: LabHost) -> int:
 
 
 def test_the_whole_life(host: LabHost, key: Path):
+    """Preflight, dry run, installation, repair, reboot, removal. Long, because each stands on what the one before left."""
     before = listing(host)
     bring(host, key)
     report = json.loads(host.exec(["/usr/bin/python3", "-I", PYZ, "preflight", "--json", "--plan", PLAN]).stdout)

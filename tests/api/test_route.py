@@ -112,6 +112,7 @@ async def test_rules_and_fallbacks(member, endpoints) -> None:
 
 
 async def test_usage(member, stranger, operator, database_url, tmp_path) -> None:
+    """Long, because a record has many fields and three views."""
     key = (await member.post("/v1/projects/ours/keys", json={"name": "app"})).json()
     project_id = (await operator.get("/v1/projects/ours")).json()["id"]
     journal = Journal(tmp_path / "journal")

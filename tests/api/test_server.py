@@ -162,6 +162,7 @@ async def test_streams_end_with_the_process(process):
 
 
 async def test_a_renewed_certificate_is_taken_in_without_cutting_a_stream(process, tmp_path):
+    """Long, because one running server meets the good, the half and the next certificate."""
     authority = Authority.make("test")
     (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
     chain, key = tmp_path / "server.pem", tmp_path / "server.key"

@@ -120,6 +120,7 @@ async def all_shards_are_held(database: Database) -> bool:
 async def test_messages_flush_and_loss_of_redis(
     database_url: str, publishing: Database, valkey: Valkey, tmp_path: Path
 ) -> None:
+    """Long, because one worker must live through all of it."""
     database = publishing
     with worker_processes(database_url, tmp_path, valkey.url) as workers:
         worker = workers.start()

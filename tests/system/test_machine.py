@@ -122,6 +122,7 @@ async def logged_in(other: LabHost, *, seconds: float = BOOT_SECONDS) -> str:
 
 
 async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
+    """Long, because one boot is dear and each part goes on with the machine that the last one left."""
     other = AgentHost(lab.host("b"))
     other.install()
     await other.ready()

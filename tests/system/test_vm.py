@@ -138,7 +138,10 @@ async def _answers(deployed: Deployed) -> None:
 
 
 async def test_planted_secrets_are_found_in_no_log_process_file_or_table(deployed: Deployed, tmp_path: Path) -> None:
-    """Everything secret that a deployment is given or makes, looked for while a machine with a secret runs."""
+    """Everything secret that a deployment is given or makes, looked for while a machine with a secret runs.
+
+    Long, because each secret is planted by another way in, and all are looked for at once.
+    """
     stage, project = deployed.stage, f"/v1/projects/{showcase.PROJECT}"
     identity = tmp_path / "identity"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "planted", "-f", str(identity)], check=True)

@@ -31,7 +31,8 @@ async def record(  # noqa: PLR0917 - called with these six everywhere, in this o
 ) -> Operation:
     """Write the operation of a change that made `generation`.
 
-    Earlier ones that were reached already end as such first; a delete supersedes what is left of them.
+    Earlier ones that were reached already end as such first; a delete supersedes what is left of them. Many parameters,
+    because not every subject is a row of the frame that could be asked for them.
     """
     earlier = await unfinished(session, subject_id)
     if earlier:

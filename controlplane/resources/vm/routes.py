@@ -28,6 +28,7 @@ from controlplane.resources.vm.errors import (
     VmNoCapacity,
     VmNotFound,
     VmProtected,
+    VmSshKeyInvalid,
     VmStopped,
 )
 from controlplane.resources.vm.queries import ShownVm
@@ -52,6 +53,7 @@ router = noun.router
         VmIsolationUnsupported,
         VmDiskTooSmall,
         VmMemoryTooSmall,
+        VmSshKeyInvalid,
     ],
 )
 async def create(call: Call, body: VmCreate) -> ShownVm:

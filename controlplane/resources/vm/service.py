@@ -14,6 +14,7 @@ from controlplane.authz.service import Actor
 from controlplane.core.errors import FieldError, InvalidInput
 from controlplane.core.ids import Kind, is_id, new_id
 from controlplane.core.sealing import Sealer
+from controlplane.core.sshkey import checked_public_key
 from controlplane.kernel import service as kernel
 from controlplane.models.host import Host
 from controlplane.models.image import Image
@@ -36,6 +37,7 @@ from controlplane.resources.vm.errors import (
     VmNetworkUnknown,
     VmNoCapacity,
     VmProtected,
+    VmSshKeyInvalid,
     VmStopped,
 )
 from controlplane.resources.vm.request import request_for
@@ -54,13 +56,25 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
     image = await _image(session, wanted.image)
     network_id = await _network_id(session, project.id, wanted.network)
     disk_bytes = _disk_bytes(wanted, image)
-    if wanted.isolation == "container" and not project.allow_containers:
-        raise VmContainersNotAllowed(f"project {project.name} does not allow containers")
-    if wanted.isolation == "container":
-        detail = f"image {image.name} is a guest image: it boots as a VM"
-        raise VmIsolationUnsupported(detail, errors=(FieldError(pointer="/isolation", detail=detail),))
+    _refuse_container(project, wanted, image)
+    host = await _host_id(session, actor, wanted.placement.host)
+    vm = _row(project, wanted, image, sealer, host=host)
+    session.add(vm)
+    await session.flush()
+    await place(session, vm, image.architecture)
+    if vm.host_id is None and wanted.on_no_capacity == "fail":
+        assert vm.shortage is not None
+        raise VmNoCapacity(str(vm.shortage["detail"]), placement=vm.shortage)
+    await allocate_nic(session, network_id, owner_id=vm.id, host_id=vm.host_id)
+    await create_boot_volume(session, project_id=project.id, owner_id=vm.id, image_id=image.id, size_bytes=disk_bytes)
+    await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
+    return vm
+
+
+def _row(project: Project, wanted: VmCreate, image: Image, sealer: Sealer, *, host: str | None) -> Vm:
+    """The row as the request has it, before it is placed; raises VmSshKeyInvalid."""
     vm_id = new_id(Kind.VM)
-    vm = Vm(
+    return Vm(
         id=vm_id,
         project_id=project.id,
         name=wanted.name,
@@ -76,24 +90,33 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
         placement={
             "location": wanted.placement.location,
             "labels": dict(wanted.placement.host_labels),
-            "host": await _host_id(session, actor, wanted.placement.host),
+            "host": host,
         },
         user=wanted.user or image.default_user,
-        ssh_keys=list(wanted.ssh_keys),
+        ssh_keys=_public_keys(wanted.ssh_keys),
         user_data_sealed=sealer.seal(wanted.user_data.encode(), context=seal_context(vm_id)) if wanted.user_data else None,
         power=wanted.power,
         on_guest_poweroff=wanted.on_guest_poweroff,
     )
-    session.add(vm)
-    await session.flush()
-    await place(session, vm, image.architecture)
-    if vm.host_id is None and wanted.on_no_capacity == "fail":
-        assert vm.shortage is not None
-        raise VmNoCapacity(str(vm.shortage["detail"]), placement=vm.shortage)
-    await allocate_nic(session, network_id, owner_id=vm.id, host_id=vm.host_id)
-    await create_boot_volume(session, project_id=project.id, owner_id=vm.id, image_id=image.id, size_bytes=disk_bytes)
-    await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
-    return vm
+
+
+def _public_keys(given: list[str]) -> list[str]:
+    found: list[str] = []
+    for index, text in enumerate(given):
+        try:
+            found.append(checked_public_key(text))
+        except ValueError as error:
+            raise VmSshKeyInvalid(str(error), errors=(FieldError(pointer=f"/ssh_keys/{index}", detail=str(error)),)) from error
+    return found
+
+
+def _refuse_container(project: Project, wanted: VmCreate, image: Image) -> None:
+    if wanted.isolation != "container":
+        return
+    if not project.allow_containers:
+        raise VmContainersNotAllowed(f"project {project.name} does not allow containers")
+    detail = f"image {image.name} is a guest image: it boots as a VM"
+    raise VmIsolationUnsupported(detail, errors=(FieldError(pointer="/isolation", detail=detail),))
 
 
 async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement | None:

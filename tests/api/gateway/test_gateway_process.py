@@ -118,7 +118,10 @@ async def ask(http: aiohttp.ClientSession, process: Process, key: str, body: dic
 
 
 async def test_killed_in_the_middle_of_streams(process, fleet, engine: MockEngine, http) -> None:
-    """What was answered in full is counted in full; what was cut settles at its last second; nothing counts twice."""
+    """What was answered in full is counted in full; what was cut settles at its last second; nothing counts twice.
+
+    Long, because one kill cuts all kinds of streams at once.
+    """
     key = await fleet.key()
     await fleet.model("chat", engine.url)
 

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from tests.api.gateway.mock_engine import MockEngine, Seen, delta, well_behaved
-from tests.api.gateway.test_gateway_faults import CHAT, STREAM, error_of, post
+from tests.api.gateway.talk import CHAT, STREAM, error_of, post
 
 
 @contextlib.asynccontextmanager
