@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineDriver
-from hostagent.drivers.network.protocol import LinkDriver, RouteDriver, RuleDriver, TunnelDriver
+from hostagent.drivers.network.protocol import FlowDriver, LinkDriver, RouteDriver, RuleDriver, TunnelDriver
 from hostagent.drivers.storage.protocol import StorageDriver
 from hostagent.drivers.supervisor.protocol import SupervisorDriver
 from hostagent.lib.hostconfig import HostConfig
@@ -26,6 +26,7 @@ class Drivers:
     routes: RouteDriver
     tunnels: TunnelDriver
     rules: RuleDriver
+    flows: FlowDriver
     unlimited: tuple[str, ...] = ()
 
 
@@ -33,7 +34,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
     """Everything fake, sharing one `Faults` (reached as `drivers.links.faults` of the fake)."""
     from hostagent.drivers.fault import Faults
     from hostagent.drivers.machine.fake import FakeMachine
-    from hostagent.drivers.network.fake import FakeLinks, FakeRoutes, FakeRules, FakeTunnels
+    from hostagent.drivers.network.fake import FakeFlows, FakeLinks, FakeRoutes, FakeRules, FakeTunnels
     from hostagent.drivers.storage.fake import FakeStorage
     from hostagent.drivers.supervisor.fake import FakeSupervisor
 
@@ -47,6 +48,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         routes=FakeRoutes(faults),
         tunnels=FakeTunnels(faults),
         rules=FakeRules(faults),
+        flows=FakeFlows(),
     )
 
 
@@ -58,6 +60,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     if config.drivers == "fake":
         return fake_drivers(None if config.supervisor == "fake" else _supervisor(paths, config))
     from hostagent.drivers.network import nft
+    from hostagent.drivers.network.conntrack import Conntrack
     from hostagent.drivers.network.links import LinkSet
     from hostagent.drivers.network.routes import RouteSet
     from hostagent.drivers.network.tunnel_keys import TunnelKeys
@@ -76,6 +79,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         routes=RouteSet(tunnels.names),
         tunnels=tunnels,
         rules=nft.best(),
+        flows=Conntrack(),
         unlimited=_unlimited(machines, below),
     )
 

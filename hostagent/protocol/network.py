@@ -56,13 +56,15 @@ class PolicyWanted:
     """What holds for every machine of this host. Id is always `policy`.
 
     `infrastructure_cidrs`: denied from machines (hosts, control plane, management). `private_cidrs`: the operator's pools;
-    traffic from there to anywhere else leaves masqueraded behind the host unless a reserved address is attached.
+    traffic from there to anywhere else leaves masqueraded behind the host unless a reserved address is attached. Until
+    `is_enforced` the host filters and masquerades nothing.
     """
 
     id: str
     generation: Generation
     infrastructure_cidrs: tuple[str, ...] = ()
     private_cidrs: tuple[str, ...] = ()
+    is_enforced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

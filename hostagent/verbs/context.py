@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from hostagent.drivers.network.balancer import Balancers, KernelFlows, NoFlows
+from hostagent.drivers.network.firewall import Firewalls
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.registry import Drivers
 from hostagent.lib.hostconfig import HostConfig
@@ -60,6 +61,7 @@ class Agent:
     version: str
     probe_kvm: Callable[[], Awaitable[KvmFact]] = _no_kvm
     learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
+    firewalls: Firewalls = field(default_factory=Firewalls)
     admission: KeyedLocks = field(default_factory=KeyedLocks)
     uploads: KeyedLocks = field(default_factory=KeyedLocks)
     disks: KeyedLocks = field(default_factory=KeyedLocks)

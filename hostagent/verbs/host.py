@@ -9,11 +9,22 @@ from hostagent import version
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.verbs import HostObserved, Nothing, Reboot, Uninstall
 from hostagent.protocol.wanted import Observed
-from hostagent.verbs import image, lifecycle, loadbalancer, network, nic, tunnel, vm, volume
+from hostagent.verbs import firewall, image, lifecycle, loadbalancer, network, nic, tunnel, vm, volume
 from hostagent.verbs.context import Agent
 
 KINDS: dict[str, lifecycle.Kind] = {
-    kind.name: kind for kind in (tunnel.KIND, network.KIND, image.KIND, volume.KIND, nic.KIND, vm.KIND, loadbalancer.KIND)
+    kind.name: kind
+    for kind in (
+        firewall.POLICY_KIND,
+        firewall.KIND,
+        tunnel.KIND,
+        network.KIND,
+        image.KIND,
+        volume.KIND,
+        nic.KIND,
+        vm.KIND,
+        loadbalancer.KIND,
+    )
 }  # in the order in which they depend on each other
 
 

@@ -6,7 +6,7 @@ from hostagent.drivers.network.protocol import LinkObserved, LinkPlan, interface
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import NicWanted, Observed, Purge, VmWanted
-from hostagent.verbs import lifecycle
+from hostagent.verbs import firewall, lifecycle
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 
@@ -25,6 +25,7 @@ class NicKind:
     async def remove(self, agent: Agent, object_id: str, document: NicWanted | None) -> None:
         del document
         await agent.drivers.links.remove(interface_name(object_id))
+        await firewall.dismiss(agent, (object_id,))
 
     async def observe(self, agent: Agent, object_id: str, document: NicWanted | None) -> Observed | None:
         if document is None:
@@ -63,6 +64,7 @@ async def observe(agent: Agent, body: Subject) -> ObjectObserved:
 
 
 async def link(agent: Agent, document: NicWanted) -> LinkObserved:
+    await firewall.admit(agent, (document,))
     return await agent.drivers.links.apply(plan_of(agent, document))
 
 

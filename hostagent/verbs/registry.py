@@ -17,7 +17,7 @@ Verb = Callable[[Agent, Any], Awaitable[Any]]
 
 @cache
 def verbs() -> dict[str, Verb]:
-    from hostagent.verbs import facts, host, image, loadbalancer, network, nic, stream, tunnel, vm, volume
+    from hostagent.verbs import facts, firewall, host, image, loadbalancer, network, nic, stream, tunnel, vm, volume
 
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
@@ -36,6 +36,12 @@ def verbs() -> dict[str, Verb]:
         (loadbalancer, "loadbalancer"),
     ):
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
+    table |= {"firewall.ensure": firewall.ensure, "firewall.purge": firewall.purge, "firewall.observe": firewall.observe}
+    table |= {
+        "policy.ensure": firewall.ensure_policy,
+        "policy.purge": firewall.purge_policy,
+        "policy.observe": firewall.observe_policy,
+    }
     return table
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from hostagent.drivers.network.protocol import RulePart
 from hostagent.protocol.errors import AgentError
-from hostagent.verbs import loadbalancer
+from hostagent.verbs import firewall, loadbalancer
 from hostagent.verbs.context import Agent
 
 Collector = Callable[[Agent], dict[str, RulePart]]
-COLLECTORS: tuple[Collector, ...] = (loadbalancer.parts,)
+COLLECTORS: tuple[Collector, ...] = (firewall.parts, loadbalancer.parts)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ def wanted(agent: Agent) -> dict[str, RulePart]:
 
 async def start(agent: Agent) -> None:
     """Before anything else is started. A host whose rules cannot be written runs on, and says so; it is tried again."""
+    firewall.load(agent)
     try:
         await agent.rules.start(wanted(agent))
     except AgentError as error:

@@ -28,7 +28,7 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, Observed, Purge, VmWanted
-from hostagent.verbs import image, lifecycle, nic, volume, workload
+from hostagent.verbs import firewall, image, lifecycle, nic, volume, workload
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 from hostagent.verbs.records import VmRecord
@@ -103,8 +103,10 @@ class VmKind:
         for driver in agent.drivers.machines.values():
             if (document is not None and document.driver == driver.traits.name) or object_id in await driver.vm_ids():
                 await driver.remove(object_id)
-        for wanted in document.nics if document else ():
+        nics = document.nics if document else ()
+        for wanted in nics:
             await agent.drivers.links.remove(interface_name(wanted.id))
+        await firewall.dismiss(agent, (wanted.id for wanted in nics))
         agent.paths.vm_log(object_id).unlink(missing_ok=True)
         shutil.rmtree(agent.paths.vm_run_directory(object_id), ignore_errors=True)
         agent.records.drop(object_id)
@@ -240,8 +242,9 @@ async def _disks(agent: Agent, document: VmWanted, job: Job) -> tuple[DiskAttach
 
 async def _nics(agent: Agent, document: VmWanted, job: Job) -> tuple[NicAttachment, ...]:
     attachments = []
+    job.step = "nics"
+    await firewall.admit(agent, document.nics)
     for wanted in document.nics:
-        job.step = "nics"
         plan = nic.plan_of(agent, wanted)
         await agent.drivers.links.apply(plan)
         attachments.append(NicAttachment(nic=wanted, interface=plan.interface, kind=plan.kind, peer=plan.peer))

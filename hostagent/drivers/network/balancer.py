@@ -133,7 +133,7 @@ class Balancers:
     def is_written(self, wanted: LoadBalancerWanted) -> bool:
         service = self.services.get(wanted.id)
         is_right = service is not None and service.wanted == wanted and not service.is_new
-        return is_right and self._rules.generation is not None
+        return is_right and self._rules.is_intact
 
     def _take(self, wanted: LoadBalancerWanted, *, assume_up: bool) -> Service:
         ports = {listener.target_port for listener in wanted.listeners}

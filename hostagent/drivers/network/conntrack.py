@@ -13,7 +13,6 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hostagent.drivers.network.nfnetlink import (
@@ -26,6 +25,8 @@ from hostagent.drivers.network.nfnetlink import (
     message,
     messages,
 )
+from hostagent.drivers.network.protocol import End, Flow, FlowTraits
+from hostagent.protocol.errors import AgentError
 
 NFNL_SUBSYS_CTNETLINK = 1
 MSG_GET, MSG_DELETE, MSG_GET_STATS = 1, 2, 5
@@ -33,7 +34,6 @@ NLM_F_DUMP = 0x300
 NLMSG_DONE = 3
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_TIMEOUT, CTA_MARK = 1, 2, 3, 7, 8
 CTA_COUNTERS_ORIG, CTA_COUNTERS_REPLY, CTA_ID, CTA_MARK_MASK = 9, 10, 12, 21
-IPS_SEEN_REPLY, IPS_ASSURED, IPS_OFFLOAD, IPS_HW_OFFLOAD = 1 << 1, 1 << 2, 1 << 14, 1 << 15
 NESTED = 0x8000
 RECEIVE_BYTES = 1 << 20
 DEADLINE_SECONDS = 10.0
@@ -41,52 +41,20 @@ _GENERIC_SIZE = 4
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """One direction as its packets look: `port` 0 where the protocol has none."""
-
-    source: str
-    source_port: int
-    destination: str
-    destination_port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """`original` as its first packet arrived, `reply` as answers arrive: after NAT `reply.source` is whom it really went to.
-
-    Packets and bytes are 0 unless the kernel counts them (net.netfilter.nf_conntrack_acct).
-    """
-
-    family: int
-    protocol: int
-    original: End
-    reply: End
-    mark: int
-    status: int
-    timeout_seconds: int
-    packets: int
-    bytes_: int
-    key: bytes = field(repr=False)
-
-    @property
-    def is_offloaded(self) -> bool:
-        return bool(self.status & (IPS_OFFLOAD | IPS_HW_OFFLOAD))
-
-
 class Conntrack:
-    """One network namespace's flows: of the thread that makes this. Raises OSError."""
+    """One network namespace's flows: of the thread that uses this first."""
+
+    traits = FlowTraits(name="conntrack")
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-        self._socket.bind((0, 0))
-        self._socket.settimeout(DEADLINE_SECONDS)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        self._opened: socket.socket | None = None
         self._sequence = int.from_bytes(os.urandom(3), "big")
         self._lock = asyncio.Lock()
 
     def close(self) -> None:
-        self._socket.close()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     async def count(self) -> int:
         def work() -> int:
@@ -130,7 +98,15 @@ class Conntrack:
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         async with self._lock:
-            return await asyncio.to_thread(work)
+            if self._opened is None:
+                self._opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+                self._opened.bind((0, 0))
+                self._opened.settimeout(DEADLINE_SECONDS)
+                self._opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            try:
+                return await asyncio.to_thread(work)
+            except OSError as error:
+                raise AgentError("flows.refused", f"the kernel's table of flows: {error}") from error
 
     def _delete(self, family: int, body: bytes) -> bool:
         try:
@@ -144,10 +120,11 @@ class Conntrack:
 
     def _ask(self, kind: int, flags: int, family: int, body: bytes) -> Iterator[bytes]:
         """Payloads until the answer's end. Raises OSError."""
+        assert self._opened is not None
         self._sequence += 1
-        self._socket.send(message(NFNL_SUBSYS_CTNETLINK << 8 | kind, flags, self._sequence, family, body))
+        self._opened.send(message(NFNL_SUBSYS_CTNETLINK << 8 | kind, flags, self._sequence, family, body))
         while True:
-            for found, sequence, _, payload in messages(self._socket.recv(RECEIVE_BYTES)):
+            for found, sequence, _, payload in messages(self._opened.recv(RECEIVE_BYTES)):
                 if sequence != self._sequence:
                     continue
                 if found == NLMSG_ERROR:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.network.protocol import (
+    Flow,
+    FlowTraits,
     LinkObserved,
     LinkPlan,
     LinkRendered,
@@ -230,3 +232,31 @@ class RuleTable:
     def _known(table: Mapping[str, object], name: str) -> None:
         if name not in table:
             raise AgentError("rules.refused", f"there is no {name}")
+
+
+class FakeFlows:
+    """`present` is what a test says that there is."""
+
+    traits = FlowTraits(name="fake")
+
+    def __init__(self) -> None:
+        self.present: list[Flow] = []
+
+    async def count(self) -> int:
+        return len(self.present)
+
+    async def flows(
+        self, *, addresses: Collection[str] | None = None, mark: int | None = None, mask: int = 0xFFFF_FFFF
+    ) -> list[Flow]:
+        found = [flow for flow in self.present if mark is None or flow.mark & mask == mark]
+        ends = [(flow, {end.source for end in (flow.original, flow.reply)}) for flow in found]
+        return [flow for flow, names in ends if addresses is None or names & set(addresses)]
+
+    async def delete(self, flows: Iterable[Flow]) -> int:
+        chosen = list(flows)
+        before = len(self.present)
+        self.present = [flow for flow in self.present if flow not in chosen]
+        return before - len(self.present)
+
+    async def delete_marked(self, mark: int, mask: int) -> None:
+        await self.delete(await self.flows(mark=mark, mask=mask))

@@ -6,7 +6,7 @@ recognised without a register. Host side of every link: MAC 02:00:00:00:00:01, 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -165,7 +165,17 @@ class TunnelDriver(Protocol):
 
 
 FieldType = Literal[
-    "ifname", "ether_addr", "ipv4_addr", "ipv6_addr", "inet_proto", "inet_service", "mark", "number", "verdict", "name"
+    "ifname",
+    "ether_addr",
+    "ipv4_addr",
+    "ipv6_addr",
+    "inet_proto",
+    "inet_service",
+    "mark",
+    "number",
+    "number128",
+    "verdict",
+    "name",
 ]
 
 
@@ -284,4 +294,65 @@ class RuleDriver(Protocol):
 
     async def close(self) -> None:
         """End what stays loaded. The table stays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowTraits:
+    name: Literal["conntrack", "fake"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """One direction as its packets look: `port` 0 where the protocol has none."""
+
+    source: str
+    source_port: int
+    destination: str
+    destination_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """`original` as its first packet arrived, `reply` as answers arrive: after NAT `reply.source` is whom it really went to.
+
+    Packets and bytes are 0 unless the kernel counts them (net.netfilter.nf_conntrack_acct).
+    """
+
+    family: int
+    protocol: int
+    original: End
+    reply: End
+    mark: int
+    status: int
+    timeout_seconds: int
+    packets: int
+    bytes_: int
+    key: bytes = field(repr=False)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """By software or hardware: IPS_OFFLOAD, IPS_HW_OFFLOAD."""
+        return bool(self.status & (1 << 14 | 1 << 15))
+
+
+class FlowDriver(Protocol):
+    """The kernel's table of flows. All calls raise AgentError `flows.refused`."""
+
+    traits: FlowTraits
+
+    async def count(self) -> int: ...
+
+    async def flows(
+        self, *, addresses: Collection[str] | None = None, mark: int | None = None, mask: int = 0xFFFF_FFFF
+    ) -> list[Flow]:
+        """Those with one of these addresses at any end (None: all) and, if given, whose mark is `mark` under `mask`."""
+        ...
+
+    async def delete(self, flows: Iterable[Flow]) -> int:
+        """How many were there; those that ended meanwhile are none."""
+        ...
+
+    async def delete_marked(self, mark: int, mask: int) -> None:
+        """All whose mark is `mark` under `mask`, found and deleted by the kernel. Raises ValueError for a mask of 0."""
         ...

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from hostagent.drivers.network.protocol import RuleDriver, RulePart, RulePlan, SetSpec
+from hostagent.drivers.network.protocol import RuleChange, RuleDriver, RulePart, RulePlan, SetSpec
 from hostagent.drivers.network.table import difference
 from hostagent.protocol.errors import AgentError
 
@@ -19,15 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class Ruleset:
-    """`generation`: of the kernel after our last transaction, None before the first one and after a doubtful one."""
+    """`generation`: of the kernel after our last transaction. `is_intact`: nothing says that the table is another than ours."""
 
     def __init__(self, driver: RuleDriver) -> None:
         self.driver = driver
         self.parts: dict[str, RulePart] = {}
-        self.generation: int | None = None
+        self.generation = 0
+        self.is_intact = True
         self._specs: dict[str, SetSpec] = {}
         self._lock = asyncio.Lock()
         self._is_open = False
+        self._is_written = False  # whether the kernel has a table of ours
 
     async def start(self, parts: Mapping[str, RulePart]) -> None:
         """Write all of these instead of whatever is there. Until then `put` only remembers.
@@ -49,19 +51,19 @@ class Ruleset:
             after = {name: part for name, part in parts.items() if part is not None}
             change = difference(before.values(), after.values(), self._specs)
             self._keep({**{name: part for name, part in self.parts.items() if name not in parts}, **after})
-            if not self._is_open or change.is_empty:
+            if not self._is_open:
                 return
-            if self.generation is None:
-                await self._replace()
-                return
-            try:
-                self.generation = (await self.driver.change(change)).generation
-            except AgentError as error:
-                self.generation = None
-                if error.code == "program.missing":
-                    raise
-                logger.warning("the table is not what it should be, it is written anew: %s", error)
-                await self._replace()
+            if not (self.is_intact and self._is_written):
+                if self.parts or self._is_written:
+                    await self._replace()
+            elif not change.is_empty:
+                await self._carry_out(change)
+
+    async def put_passing(self, elements: Mapping[str, Mapping[str, str]]) -> None:
+        """Elements that the kernel forgets by itself (of sets with a timeout): they are in no part, and gone after a repair."""
+        async with self._lock:
+            if self._is_open and self._is_written:
+                await self._carry_out(RuleChange(added=elements, specs=self._specs))
 
     async def repair(self) -> None:
         """Write everything anew."""
@@ -72,12 +74,23 @@ class Ruleset:
     async def close(self) -> None:
         await self.driver.close()
 
+    async def _carry_out(self, change: RuleChange) -> None:
+        try:
+            self.generation = (await self.driver.change(change)).generation
+        except AgentError as error:
+            if error.code == "program.missing":
+                raise
+            logger.warning("the table is not what it should be, it is written anew: %s", error)
+            await self._replace()
+
     async def _replace(self) -> None:
-        self.generation = None
+        self.is_intact = False
         if self.parts:
             self.generation = (await self.driver.apply(RulePlan(parts=self.parts))).generation
         else:
             await self.driver.remove()
+        self._is_written = bool(self.parts)
+        self.is_intact = True
 
     def _keep(self, parts: dict[str, RulePart]) -> None:
         self.parts = parts

@@ -149,6 +149,7 @@ def _union(parts: Iterable[RulePart]) -> RuleChange:
             if twice := present.keys() & pairs.keys():
                 raise ValueError(f"two parts have the element {min(twice)} of {name}")
             present.update(pairs)
+    elements = {name: pairs for name, pairs in elements.items() if pairs}
     chains = tuple(name for name in rules if name not in SLOTS)
     return RuleChange(new_sets=sets, new_objects=objects, new_chains=chains, rules=rules, added=elements)
 
