@@ -63,7 +63,20 @@ def open_listener(settings: Settings, face: Face) -> Listener:
     """The listener of a face of this deployment. Raises ListenerRefused."""
     refuse_plain_http(settings, face)
     own = _of(settings, face)
-    return Listener(tls=tls_files(own.tls), socket=bind(own.listen))
+    shown = settings.tls_of(own.tls)
+    if shown is not own.tls:
+        _ensure_placeholder(settings)
+    return Listener(tls=tls_files(shown), socket=bind(own.listen))
+
+
+def _ensure_placeholder(settings: Settings) -> None:
+    """Until the authority has answered, the listener shows a certificate that nobody trusts."""
+    from controlplane.certificate.store import Store
+
+    try:
+        Store(settings.acme_directory).ensure_placeholder(list(settings.tls.acme.domains))
+    except OSError as error:
+        raise ListenerRefused(f"cannot write to {settings.acme_directory}: {error.strerror}") from error
 
 
 def bind(listen: str) -> socket.socket:
@@ -95,12 +108,12 @@ def refuse_plain_http(settings: Settings, face: Face) -> None:
     """Raises ListenerRefused for plain HTTP on other addresses than loopback, unless it was asked for."""
     own, (name, secrets) = _of(settings, face), _WORDS[face]
     host = own.listen.rpartition(":")[0].strip("[]")
-    if own.tls.certificate is not None or host in _LOOPBACK:
+    if settings.tls_of(own.tls).certificate is not None or host in _LOOPBACK:
         return
     if not settings.insecure_http:
         raise ListenerRefused(
             f"{name} would speak plain HTTP on {host or 'every address'}: "
-            "set a certificate (bedplate cert init makes one), or BEDPLATE_INSECURE_HTTP=1"
+            "set a certificate (bedplate cert init makes one, ACME fetches one), or BEDPLATE_INSECURE_HTTP=1"
         )
     _log.warning("%s speaks plain HTTP on %s: whoever listens there can read the %s", name, host or "every address", secrets)
 

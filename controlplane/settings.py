@@ -6,13 +6,25 @@ another by `BEDPLATE_CONFIG`). The environment wins over the file. Unknown keys 
 
 from __future__ import annotations
 
+import json
 import os
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 OTHER_VARIABLES = frozenset(  # of the start script, of this file, of the command line's client
     {"BEDPLATE_CACHE", "BEDPLATE_CONFIG", "BEDPLATE_CONTEXT", "BEDPLATE_PYTHON", "BEDPLATE_TOKEN", "BEDPLATE_URL"}
@@ -35,6 +47,59 @@ class RedisSettings(Section):
 class TlsSettings(Section):
     certificate: Path | None = Field(default=None, description="PEM certificate chain; with it the listener speaks TLS.")
     key: Path | None = Field(default=None, description="PEM private key of the certificate.")
+
+
+def _split(value: object) -> object:
+    """`a.example, b.example` as a list; a JSON list too."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",") if part.strip()]
+
+
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+DomainName = Annotated[str, StringConstraints(to_lower=True, max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
+
+
+class AcmeSettings(Section):
+    domains: Annotated[tuple[DomainName, ...], NoDecode, BeforeValidator(_split)] = Field(
+        default=(),
+        max_length=100,
+        description="DNS names of the certificate, with commas between. With them API and gateway speak TLS with one "
+        "certificate that is fetched by ACME and renewed, except where they have a certificate of their own.",
+    )
+    directory_url: str = Field(
+        default="https://acme-v02.api.letsencrypt.org/directory",
+        description="The certificate authority's ACME directory (RFC 8555).",
+    )
+    email: str = Field(
+        default="",
+        pattern=r"^([^@\s,]+@[^@\s,]+)?$",
+        description="Where the authority may write to about the certificate.",
+    )
+    terms_agreed: bool = Field(default=False, description="You agree to the authority's terms of service.")
+    challenge: Literal["http-01"] = Field(default="http-01", description="How the authority is shown that the names are ours.")
+    challenge_listen: str = Field(
+        default=":80",
+        description="Address and port that answer the authority's challenge, open only while it asks. "
+        "It comes to port 80 of every name.",
+    )
+    ca_file: Path | None = Field(
+        default=None, description="PEM certificates to trust for the directory's own TLS; default: the public authorities."
+    )
+
+    @field_validator("directory_url")
+    @classmethod
+    def _is_private(cls, value: str) -> str:
+        """An account's signatures are not for plain HTTP; loopback is for tests and sidecars."""
+        url = urlsplit(value)
+        if url.scheme == "https" or (url.scheme == "http" and url.hostname in {"127.0.0.1", "::1", "localhost"}):
+            return value
+        raise ValueError("an ACME directory has an https:// URL")
+
+
+class CertificateSettings(Section):
+    acme: AcmeSettings = AcmeSettings()
 
 
 class ApiSettings(Section):
@@ -74,12 +139,25 @@ class NetworkSettings(Section):
     ipv4_prefix_length: int = Field(
         default=24, ge=8, le=29, description="Prefix length of a network that asks for no particular one."
     )
+    infrastructure_cidrs: list[IPv4Network | IPv6Network] = Field(
+        default_factory=list,
+        description="Prefixes (a JSON list) that no VM may reach: management networks, the control plane. Hosts' own "
+        "addresses are always among them.",
+    )
 
     @model_validator(mode="after")
     def _pool_holds_networks(self) -> Self:
         if self.ipv4_prefix_length < self.ipv4_pool.prefixlen:
             raise ValueError(f"ipv4_prefix_length {self.ipv4_prefix_length} is larger than the pool {self.ipv4_pool}")
         return self
+
+
+class LimitSettings(Section):
+    """Most things of a kind that one project may have."""
+
+    firewalls: int = Field(default=100, ge=1, le=10_000, description="Firewalls in a project.")
+    addresses: int = Field(default=64, ge=0, le=10_000, description="Reserved addresses in a project.")
+    loadbalancers: int = Field(default=64, ge=0, le=10_000, description="Load balancers in a project.")
 
 
 class WatchSettings(Section):
@@ -126,6 +204,20 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     watch: WatchSettings = WatchSettings()
     network: NetworkSettings = NetworkSettings()
+    limits: LimitSettings = LimitSettings()
+    tls: CertificateSettings = CertificateSettings()
+
+    @property
+    def acme_directory(self) -> Path:
+        """Where what ACME brings is kept."""
+        return self.state_dir / "tls/acme"
+
+    def tls_of(self, own: TlsSettings) -> TlsSettings:
+        """What a listener shows: the certificate of its own, else the one that ACME brings, else none."""
+        if own.certificate is not None or own.key is not None or not self.tls.acme.domains:
+            return own
+        pem = self.acme_directory / "server.pem"
+        return TlsSettings(certificate=pem, key=pem)
 
     @model_validator(mode="after")
     def _refuse_unknown_variables(self) -> Settings:

@@ -42,6 +42,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "model": lambda: any(shutil.which(name) for name in ("pip3", "pip", "uv")),
     "systemd": lambda: os.geteuid() == 0 and Path("/run/systemd/system").is_dir(),
     "busybox": lambda: shutil.which("busybox") is not None,
+    "pebble": lambda: all(shutil.which(name) for name in ("pebble", "pebble-challtestsrv")),
     "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is not None,
 }
 

@@ -20,6 +20,7 @@ from controlplane.api.errors import (
     MethodNotAllowed,
     RouteUnknown,
 )
+from controlplane.api.schemas import WRONG_FIELD
 from controlplane.core import json
 from controlplane.core.errors import BedplateError, FieldError, InvalidInput, Unauthenticated, Unavailable, catalogue
 
@@ -100,6 +101,8 @@ def _from_validation(error: RequestValidationError) -> BedplateError:
         if source == "body" and not rest and item["type"] in {"model_attributes_type", "dict_type", "model_type"}:
             found.append(FieldError(pointer="", detail="the body must be a JSON object (Content-Type: application/json)"))
             continue
+        if item["type"] == WRONG_FIELD:
+            rest.append(item["ctx"]["field"])
         found.append(FieldError(pointer=pointer(tuple(rest)), detail=str(item["msg"]), source=str(source)))
     wrong = ", ".join(f"{item.source} {item.pointer}".strip() for item in found)
     return InvalidInput(f"not valid: {wrong}", errors=tuple(found))

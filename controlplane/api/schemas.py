@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
 
@@ -24,6 +25,14 @@ Labels = Annotated[
     dict[_LabelKey, _LabelValue],
     Field(description="Free labels, at most 64.", examples=[{"team": "search"}], max_length=64),
 ]
+
+
+WRONG_FIELD = "wrong_field"
+
+
+def wrong_field(field: str, words: str) -> PydanticCustomError:
+    """Raise it in a model validator: the problem then points at `field` of the object, not at the object."""
+    return PydanticCustomError(WRONG_FIELD, "{words}", {"field": field, "words": words})
 
 
 def _has_nul(value: Any) -> bool:

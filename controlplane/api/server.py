@@ -17,6 +17,7 @@ import uvloop
 from controlplane.api import guard
 from controlplane.api.app import create_app
 from controlplane.api.call import Services
+from controlplane.api.certificate import CertificateKeeper
 from controlplane.identity.service import MasterKeyWrong, check_master_key, ensure_operator_token
 from controlplane.kernel.database import Database
 from controlplane.kernel.publish import CeleryPublisher
@@ -54,8 +55,9 @@ async def serve(settings: Settings, listener: Listener) -> None:
         async with database.session() as session:
             await check_master_key(session, sealer)
             await ensure_operator_token(session, settings.state_dir)
+        app = create_app(settings, database, sealer=sealer)
         config = uvicorn.Config(
-            create_app(settings, database, sealer=sealer),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -63,7 +65,8 @@ async def serve(settings: Settings, listener: Listener) -> None:
             timeout_graceful_shutdown=_DRAIN_SECONDS,
             ssl_context_factory=listener.context_factory,
         )
-        async with listener.followed():
+        keeper = CertificateKeeper(settings=settings, database=database, registry=app.state.registry)
+        async with listener.followed(), keeper.at_work():
             await Server(config).serve(sockets=[listener.socket])
     finally:
         await database.close()

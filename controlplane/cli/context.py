@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.cli.errors import CommandFailed, Exit
+from controlplane.core.files import write_whole
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 _KEYS = ("url", "token", "project", "ca")
@@ -45,12 +46,7 @@ class Contexts:
         for context in self.by_name.values():
             lines += ["", f"[contexts.{json.dumps(context.name)}]"]
             lines += [f"{key} = {json.dumps(value)}" for key in _KEYS if (value := getattr(context, key))]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write("\n".join(lines) + "\n")
-        partial.rename(self.path)
+        write_whole(self.path, ("\n".join(lines) + "\n").encode())
 
     def put(self, context: Context, *, is_current: bool = True) -> None:
         self.by_name[context.name] = context

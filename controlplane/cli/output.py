@@ -69,8 +69,11 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def lookup(item: Any, path: str) -> Any:
-    """The value at a dotted path; None where it breaks off."""
+    """The value at a dotted path, of each where it leads through a list; None where it breaks off."""
     for part in path.split("."):
+        if isinstance(item, list):
+            item = [lookup(one, part) for one in item]
+            continue
         if not isinstance(item, Mapping):
             return None
         item = item.get(part)

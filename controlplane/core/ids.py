@@ -19,10 +19,12 @@ class Kind(StrEnum):
     """The prefix of every id the product hands out."""
 
     ADDRESS = "addr"
+    ADDRESS_POOL = "apool"
     AUDIT = "aud"
     ENDPOINT = "ep"
     EVENT = "evt"
     FIREWALL = "fw"
+    FIREWALL_RULE = "fwr"
     GPU = "gpu"
     HOST = "host"
     IMAGE = "img"

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from controlplane.settings import Settings
+from controlplane.settings import Settings, default_state_dir
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/configuration.md"
 _HEAD = """# Configuration
@@ -38,10 +38,10 @@ def _of(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, st
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default_factory is not None:
+    if field.default_factory is default_state_dir:
         return "`/var/lib/bedplate`; not as root `~/.local/state/bedplate`"
-    value = field.default
-    if value is None or value == "":
+    value = field.get_default(call_default_factory=True)
+    if value in (None, "", (), []):
         return "–"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -57,11 +57,11 @@ class Deployment:
 
     @property
     def api_url(self) -> str:
-        return _url(self.settings.api.listen, self.settings.api.tls)
+        return _url(self.settings.api.listen, self.settings.tls_of(self.settings.api.tls))
 
     @property
     def gateway_url(self) -> str:
-        return _url(self.settings.gateway.listen, self.settings.gateway.tls)
+        return _url(self.settings.gateway.listen, self.settings.tls_of(self.settings.gateway.tls))
 
     def environment(self) -> dict[str, str]:
         """What every child of ours gets besides the caller's environment."""
@@ -97,11 +97,11 @@ class Deployment:
         """Our own processes; the first to stop is the last here."""
         api, gateway = self.settings.api, self.settings.gateway
         return [
-            self._program("api", is_ready=answers(api.listen, api.tls, "/readyz")),
+            self._program("api", is_ready=answers(api.listen, self.settings.tls_of(api.tls), "/readyz")),
             *(self._program(name, "controlplane.worker") for name in self._worker_names()),
             self._program("beat", "controlplane.worker.beat"),
             self._program("watch"),
-            self._program("gateway", is_ready=answers(gateway.listen, gateway.tls, "/healthz")),
+            self._program("gateway", is_ready=answers(gateway.listen, self.settings.tls_of(gateway.tls), "/healthz")),
         ]
 
     def _worker_names(self) -> list[str]:

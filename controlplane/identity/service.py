@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.authz.service import Actor, Role
 from controlplane.core.errors import Unauthenticated
+from controlplane.core.files import write_whole
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.sealing import SealBroken, Sealer
 from controlplane.identity import queries
@@ -84,7 +84,7 @@ async def ensure_operator_token(session: AsyncSession, state_dir: Path) -> str |
     made = new_token(name=f"{_OPERATOR_TOKEN_NAME}-{datetime.now(UTC):%Y%m%d%H%M%S}", role=Role.OPERATOR)
     session.add(made.row)
     await session.flush()
-    write_secret_file(path, made.secret + "\n")
+    write_whole(path, f"{made.secret}\n".encode())
     return made.secret
 
 
@@ -103,15 +103,3 @@ async def check_master_key(session: AsyncSession, sealer: Sealer) -> None:
         raise MasterKeyWrong(
             "the master key is not the one that this database's secrets are sealed with: put the former key back"
         ) from error
-
-
-def write_secret_file(path: Path, text: str) -> None:
-    """Write `text` readable by the owner alone, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)

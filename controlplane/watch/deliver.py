@@ -72,6 +72,7 @@ class Delivery:
                 await kernel.signal(session, "vm", row[0], "link", {"state": state})
             if state == "up":
                 await kernel.signal(session, "host_routes", host_id, "link")
+                await kernel.signal(session, "host_documents", host_id, "link")
                 await wake_waiting(session)
 
     async def key_changed(self, host_id: str, detail: str | None) -> None:

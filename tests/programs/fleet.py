@@ -29,6 +29,8 @@ from controlplane.models.project import Project
 from controlplane.models.run import SHARDS, Run
 from controlplane.models.vm import Vm
 from controlplane.remote.fake import FakeLinks
+from controlplane.resources.firewall.reconcile import FirewallReconciler
+from controlplane.resources.host.reconcile import HostDocumentsReconciler, PolicyReconciler
 from controlplane.resources.image import service as images
 from controlplane.resources.image.program import ImageCopyProgram, ImageProgram
 from controlplane.resources.image.schemas import ImageManifest
@@ -43,7 +45,16 @@ from controlplane.settings import NetworkSettings, Settings
 from tests.fakehost import FakeHost
 
 GIB = 1 << 30
-PROGRAMS = (VmProgram, ImageCopyProgram, ImageProgram, RoutesReconciler, HostRoutesReconciler)
+PROGRAMS = (
+    VmProgram,
+    ImageCopyProgram,
+    ImageProgram,
+    RoutesReconciler,
+    HostRoutesReconciler,
+    FirewallReconciler,
+    HostDocumentsReconciler,
+    PolicyReconciler,
+)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE1lPw9bTVZkMOyUaCvAlGWYmLKVKwXuNvUSqxb0iTMx test"
 
 

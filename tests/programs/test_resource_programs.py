@@ -121,7 +121,9 @@ async def test_image_deleted_with_its_copy(fleet: Fleet) -> None:
     async def leftovers(world: World[Any], subject: str) -> Sequence[str]:
         async with world.database.session() as session:
             row = await session.get(Image, subject)
-            unfinished = await session.scalars(select(Run.program).where(Run.finished_at.is_(None)))
+            unfinished = await session.scalars(
+                select(Run.program).where(Run.finished_at.is_(None), Run.program.in_(("image", "image_copy")))
+            )
             found = [f"run of {name}" for name in unfinished]
         return found + await on_host(fleet, "image", subject) + await rows_left(fleet, ImageCopy) + (["row"] if row else [])
 

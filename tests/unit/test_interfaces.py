@@ -29,6 +29,7 @@ event tail
 incident list show resolve
 placement explain
 context list use set
+cert init acme show
 """
 ALONE = {"usage", "login", "version", "up", "demo", "test"}
 ROUTES = """

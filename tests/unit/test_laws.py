@@ -25,7 +25,7 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "model": {"catalogue", "plan"},  # the YAML files; pure: what a replica is and needs
     "replica": {"probe"},  # does it serve the model?
     "network": {"allocate"},  # pure arithmetic of prefixes
-    "vm": {"conditions", "document", "request"},  # pure: what is seen, what a host is told, what placement is asked
+    "vm": {"conditions", "document", "guards", "request"},  # pure, but for what must be told before a start
 }
 CODE = re.compile(r"[a-z]+(_[a-z]+)*(\.[a-z0-9]+(_[a-z0-9]+)*)?")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +14,21 @@ import typer
 
 from controlplane.cli.context import state_directory
 from controlplane.cli.errors import CommandFailed, Exit
-from controlplane.cli.output import say
+from controlplane.cli.output import Format, say, show_many
+from controlplane.core.files import write_whole
+
+_PROGRAM = "controlplane.certificate"  # run, not imported: this is a client
+_COLUMNS = {
+    "FOR": "name",
+    "SOURCE": "source",
+    "NAMES": "names",
+    "ENDS": "not_after",
+    "RENEWED": "renew_at",
+    "LAST ERROR": "last_error",
+}
+_WIDE = {"ISSUER": "issuer", "PATH": "path", "FAILURES": "failures", "NEXT TRY": "next_try_at"}
 
 app = typer.Typer(name="cert", no_args_is_help=True, help="Certificates of the API and the gateway.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `init` a sub-command."""
 
 
 @app.command()
@@ -39,11 +49,11 @@ def init(
             authority = Authority.load(authority_file.read_bytes(), authority_key_file.read_bytes())
         else:
             authority = Authority.make(names[0])
-            _write(authority_key_file, authority.key_pem, 0o600)
-            _write(authority_file, authority.certificate_pem, 0o644)
+            write_whole(authority_key_file, authority.key_pem, 0o600)
+            write_whole(authority_file, authority.certificate_pem, 0o644)
         issued = authority.issue(names)
-        _write(place / "server.key", issued.key_pem, 0o600)
-        _write(place / "server.pem", issued.certificate_pem, 0o644)
+        write_whole(place / "server.key", issued.key_pem, 0o600)
+        write_whole(place / "server.pem", issued.certificate_pem, 0o644)
     except AuthorityUnusable as error:
         raise CommandFailed(f"{authority_file} cannot be used", why=str(error), exit_code=Exit.USAGE) from error
     except (OSError, ValueError) as error:
@@ -54,13 +64,24 @@ def init(
     print(place)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, never readable by more than `mode` allows."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.chmod(mode)
-    partial.rename(path)
+@app.command()
+def acme(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be found; order and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch a new one also when the old one is good.")] = False,
+) -> None:
+    """Fetch or renew the certificate by ACME now, on the server's machine and with its settings; the API does it by itself."""
+    sys.stdout.flush()
+    options = [flag for flag, is_set in (("--dry-run", dry_run), ("--force", force)) if is_set]
+    argv = [sys.executable, "-P", "-m", _PROGRAM, "renew", *options]
+    os.execv(sys.executable, argv)  # noqa: S606 - constant program, no shell
+
+
+@app.command()
+def show(output: Annotated[Format, typer.Option("-o", "--output", help="Form of the output.")] = Format.TABLE) -> None:
+    """Show what API and gateway of this machine show, until when it is valid, and how its renewal stands."""
+    argv = [sys.executable, "-P", "-m", _PROGRAM, "show"]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        code = Exit.USAGE if done.returncode == Exit.USAGE else Exit.FAILED
+        raise CommandFailed("the certificates cannot be shown", why=done.stderr.strip(), exit_code=code)
+    show_many(json.loads(done.stdout), output, _COLUMNS, _WIDE)

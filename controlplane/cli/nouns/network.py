@@ -27,11 +27,14 @@ noun.add_delete()
 def create(
     name: Annotated[str | None, typer.Argument(help="A DNS label.")] = None,
     cidr: Annotated[str | None, typer.Option(help="IPv4 prefix inside the operator's pool; default: a free one.")] = None,
+    firewall: Annotated[str | None, typer.Option(help="Its firewall; default: the project's `default`.")] = None,
+    no_firewall: Annotated[bool, typer.Option("--no-firewall", help="Without any: nothing is let in.")] = False,
     label: LabelOptions = None,
     file: File = None,
     project: InProject = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Make a private network."""
-    options = {"name": name, "ipv4_cidr": cidr, "labels": spec.pairs(label)}
-    noun.create(spec.merged(file, options), project=project, output=output)
+    options = {"name": name, "ipv4_cidr": cidr, "firewall": firewall, "labels": spec.pairs(label)}
+    body = spec.merged(file, options) | ({"firewall": None} if no_firewall else {})
+    noun.create(body, project=project, output=output)

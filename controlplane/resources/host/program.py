@@ -31,6 +31,8 @@ from controlplane.remote.enrol import AgentFile, EnrolFailed
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable, KeyRefused
 from controlplane.remote.login import Login, LoginRefused, Target, learn_fingerprint, open_login
 from controlplane.remote.refusal import carried_out, refusals_park
+from controlplane.resources.firewall import service as firewalls
+from controlplane.resources.firewall.service import HOST_ROLES
 from controlplane.resources.host import artifacts, keys
 from controlplane.resources.host.artifacts import ArtifactStore
 from controlplane.resources.host.conditions import with_clock
@@ -157,6 +159,7 @@ class HostProgram(Program[Host, HostLinks]):
             host.observed_generation = self.subject.generation
             await tx.session.flush()
             await kernel.start(tx.session, "routes", "all")
+            await _addresses_changed(tx.session, host)
             await wake_waiting(tx.session)
             return tx.goto(self.serve)
 
@@ -177,7 +180,10 @@ class HostProgram(Program[Host, HostLinks]):
         async with self.tx() as tx:
             host = await tx.session.get_one(Host, self.subject_id)
             if facts is not None:
+                before = host.data_ipv4, host.data_ipv6
                 learn(host, facts, self.world.clock.now())
+                if before != (host.data_ipv4, host.data_ipv6):
+                    await _addresses_changed(tx.session, host)
             if host.state == "ready":
                 host.observed_generation = max(host.observed_generation, self.subject.generation)
             return tx.wait(seconds=LOOK_SECONDS)
@@ -364,6 +370,15 @@ async def identity(program: HostProgram | HostPreflightProgram, sealed: bytes | 
     if bootstrap is None:
         raise Terminal("host.login_refused", "there is neither an identity nor a bootstrap key")
     return sealer.open(bootstrap, context=keys.BOOTSTRAP_CONTEXT)
+
+
+async def _addresses_changed(session: AsyncSession, host: Host) -> None:
+    """No machine may reach it any more, and what shall be reached from gateways or edges is reached from here."""
+    await session.flush()
+    await kernel.start(session, "policy", "all")
+    for far_end, role in HOST_ROLES.items():
+        if role in host.roles:
+            await firewalls.wake_role(session, far_end)
 
 
 def _wanted(row: StoredArtifact, now_epoch: int) -> ImageWanted:

@@ -49,8 +49,15 @@ class NetworkFull(NoCapacity):
     title = "No free address is left in the network"
 
 
+class NetworkFirewallUnknown(InvalidInput):
+    """There is no firewall with this name or id in the project."""
+
+    code = "network.firewall_unknown"
+    title = "No such firewall"
+
+
 class NetworkInUse(Conflict):
-    """Machines still have interfaces in the network; delete them first."""
+    """Machines still have interfaces in the network, or a firewall's rule names it; delete those first."""
 
     code = "network.in_use"
     title = "The network is in use"

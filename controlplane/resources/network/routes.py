@@ -9,6 +9,7 @@ from controlplane.resources.network.errors import (
     NetworkCidrOutsidePool,
     NetworkCidrTaken,
     NetworkEncryptionUnsupported,
+    NetworkFirewallUnknown,
     NetworkInUse,
     NetworkNameTaken,
     NetworkNotFound,
@@ -22,7 +23,14 @@ router = noun.router
 
 @noun.create(
     NetworkView,
-    errors=[NetworkNameTaken, NetworkCidrTaken, NetworkCidrOutsidePool, NetworkEncryptionUnsupported, NetworkPoolExhausted],
+    errors=[
+        NetworkNameTaken,
+        NetworkCidrTaken,
+        NetworkCidrOutsidePool,
+        NetworkEncryptionUnsupported,
+        NetworkFirewallUnknown,
+        NetworkPoolExhausted,
+    ],
 )
 async def create(body: NetworkCreate, *, call: Call) -> Network:
     """Make a private network. It can be used at once."""

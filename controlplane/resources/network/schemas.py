@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from controlplane.api.schemas import Input, Labels, Name, Resource
 from controlplane.resources.network.allocate import parse_ipv4_cidr
@@ -29,6 +29,12 @@ class NetworkCreate(Input):
         default="none",
         description="How packets between hosts travel: `none` = plain over the operator's trusted data network.",
         examples=["none"],
+    )
+    firewall: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = Field(
+        default="default",
+        description="The firewall that applies to every machine in it. `default` is made when the project has none: SSH and "
+        "ICMP from anywhere, everything among its members. null: none, so nothing is let in.",
+        examples=["default"],
     )
     labels: Labels = Field(default_factory=dict)
 

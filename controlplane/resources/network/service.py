@@ -9,13 +9,16 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.errors import FieldError
-from controlplane.core.ids import Kind, new_id
+from controlplane.core.ids import Kind, is_id, new_id
+from controlplane.models.firewall import Firewall, FirewallAttachment, FirewallRule
 from controlplane.models.network import AddressPool, Network
 from controlplane.models.nic import Nic
+from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.network import allocate
 from controlplane.resources.network.errors import (
     NetworkCidrOutsidePool,
     NetworkEncryptionUnsupported,
+    NetworkFirewallUnknown,
     NetworkInUse,
     NetworkPoolExhausted,
 )
@@ -61,14 +64,39 @@ async def create(session: AsyncSession, settings: NetworkSettings, project_id: s
         labels=dict(wanted.labels),
         observed_generation=1,
     )
+    firewall_id = await _firewall_id(session, project_id, wanted.firewall)
     session.add(network)
     await session.flush()
+    if firewall_id is not None:
+        session.add(FirewallAttachment(firewall_id=firewall_id, network_id=network.id))
+        await session.flush()
+        await firewalls.wake(session, [firewall_id, *await firewalls.referring(session, [firewall_id])])
     return network
+
+
+async def _firewall_id(session: AsyncSession, project_id: str, ref: str | None) -> str | None:
+    if ref is None:
+        return None
+    if ref == firewalls.DEFAULT:
+        return (await firewalls.ensure_default(session, project_id)).id
+    column = Firewall.id if is_id(ref, Kind.FIREWALL) else Firewall.name
+    query = select(Firewall.id).where(column == ref, Firewall.project_id == project_id, Firewall.owner_id.is_(None))
+    found = await session.scalar(query.with_for_update(key_share=True, read=True))
+    if found is None:
+        detail = f"no firewall {ref}"
+        raise NetworkFirewallUnknown(detail, errors=(FieldError(pointer="/firewall", detail=detail),))
+    return found
 
 
 async def remove(session: AsyncSession, network: Network) -> None:
     """Delete the row; raises NetworkInUse. The caller holds its lock, so no interface can be added meanwhile."""
     if await session.scalar(select(exists().where(Nic.network_id == network.id))):
         raise NetworkInUse(f"machines still have interfaces in {network.name}")
+    naming = select(Firewall.name).join(FirewallRule, FirewallRule.firewall_id == Firewall.id)
+    if named_by := sorted(set(await session.scalars(naming.where(FirewallRule.network_id == network.id)))):
+        raise NetworkInUse(f"rules of {', '.join(named_by)} name {network.name}")
+    guarding = select(FirewallAttachment.firewall_id).where(FirewallAttachment.network_id == network.id)
+    guards = list(await session.scalars(guarding))
     await session.execute(delete(Network).where(Network.id == network.id))
+    await firewalls.wake(session, [*guards, *await firewalls.referring(session, guards)])
     session.expunge(network)

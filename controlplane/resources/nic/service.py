@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.ids import Kind, new_id
 from controlplane.models.network import Network
 from controlplane.models.nic import Nic
+from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.network import allocate
 from controlplane.resources.network.errors import NetworkFull
 
@@ -35,9 +36,20 @@ async def allocate_nic(
     )
     session.add(nic)
     await session.flush()
+    await firewalls.members_changed(session, [network_id], owner_id)
     return nic
+
+
+async def put_on_host(session: AsyncSession, owner_id: str, host_id: str) -> None:
+    """The machine runs on this host from now on; its firewalls are told there before it starts."""
+    here = Nic.owner_id == owner_id, Nic.host_id.is_distinct_from(host_id)
+    moved = await session.scalars(update(Nic).where(*here).values(host_id=host_id).returning(Nic.network_id))
+    network_ids = sorted(set(moved))
+    if network_ids:
+        await firewalls.members_changed(session, network_ids, owner_id)
 
 
 async def remove_nics(session: AsyncSession, owner_id: str) -> None:
     """Give the addresses of a machine back; only after the machine is gone from its host."""
-    await session.execute(delete(Nic).where(Nic.owner_id == owner_id))
+    gone = await session.scalars(delete(Nic).where(Nic.owner_id == owner_id).returning(Nic.network_id))
+    await firewalls.members_changed(session, sorted(set(gone)), owner_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from controlplane.events.service import emit
 from controlplane.kernel import epoch
@@ -13,7 +13,6 @@ from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
 from controlplane.kernel.tx import Tx
 from controlplane.models.host import Host
 from controlplane.models.image import Image
-from controlplane.models.nic import Nic
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.placement.reserve import release, resize_reservation
@@ -23,8 +22,8 @@ from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.image.copies import copy_on
 from controlplane.resources.image.program import ImageCopyProgram
 from controlplane.resources.nic.queries import nics_of
-from controlplane.resources.nic.service import remove_nics
-from controlplane.resources.vm import service
+from controlplane.resources.nic.service import put_on_host, remove_nics
+from controlplane.resources.vm import guards, service
 from controlplane.resources.vm.document import backend_of, images_of, vm_document, volume_document
 from controlplane.resources.vm.request import request_for
 from controlplane.resources.volume.service import remove_boot_volumes
@@ -48,7 +47,7 @@ class VmProgram(Program[Vm, HostLinks]):
                 if await service.place(tx.session, vm, image.architecture) is None:
                     return tx.wait(seconds=RETRY_PLACE_SECONDS)
             assert vm.host_id is not None
-            await tx.session.execute(update(Nic).where(Nic.owner_id == vm.id).values(host_id=vm.host_id))
+            await put_on_host(tx.session, vm.id, vm.host_id)
             await kernel.start(tx.session, "routes", "all")
             self.move_to(vm.host_id)
             for image_id in images_of(vm):
@@ -69,7 +68,7 @@ class VmProgram(Program[Vm, HostLinks]):
         assert self.subject.host_id is not None
         document = await self._volume_document()
         if document is None:
-            return goto(self.apply)
+            return goto(self.secure)
         with refusals_park():
             result = await self.world.hosts.ensure(self.subject.host_id, document)
             if carried_out(result) is None:
@@ -80,6 +79,16 @@ class VmProgram(Program[Vm, HostLinks]):
             if volume.state == "creating":
                 volume.state, volume.ready_at = "available", func.now()
             volume.observed_generation = volume.generation
+            return tx.goto(self.secure)
+
+    @step(within=timedelta(minutes=10))
+    async def secure(self) -> Outcome:
+        """Wait until the host has the policy and the firewalls of this machine: it never runs a moment without them."""
+        host_id = self.subject.host_id
+        assert host_id is not None
+        async with self.tx() as tx:
+            if await guards.missing(tx.session, self.world.settings.network, self.subject_id, host_id):
+                return tx.wait(seconds=2)
             return tx.goto(self.apply)
 
     @step(within=timedelta(minutes=10))

@@ -1,0 +1,1 @@
+"""Firewalls: what machines let in and out. The tenant writes rules; hosts are told addresses, never names."""
