@@ -118,6 +118,8 @@ class GatewaySettings(Section):
     )
     requests_per_minute: int = Field(default=60_000, ge=1, description="Limit for keys that have none of their own.")
     tokens_per_minute: int = Field(default=60_000_000, ge=1, description="Limit for keys that have none of their own.")
+    queue_requests: int = Field(default=1000, ge=0, description="Requests that may wait for one endpoint; more are refused.")
+    queue_bytes: int = Field(default=256 << 20, ge=0, description="Bytes of bodies that may wait in all.")
     journal_sync_ms: int = Field(
         default=100, ge=0, description="How often the usage journal is synced to disk: what a power cut may cost. 0 = never."
     )

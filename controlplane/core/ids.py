@@ -21,6 +21,7 @@ class Kind(StrEnum):
     ADDRESS = "addr"
     ADDRESS_POOL = "apool"
     AUDIT = "aud"
+    DECISION = "dec"
     ENDPOINT = "ep"
     EVENT = "evt"
     FIREWALL = "fw"

@@ -17,10 +17,11 @@ from controlplane.gateway import problem
 from controlplane.gateway.body import Asked, understand
 from controlplane.gateway.call import Call, Receive, Scope, Send, request_id_of
 from controlplane.gateway.directory import KeyEntry, RouteEntry
-from controlplane.gateway.exchange import Exchange, Means, estimate_prompt
+from controlplane.gateway.exchange import Exchange, Means
 from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.limit import Limiter
 from controlplane.gateway.problem import Problem
+from controlplane.gateway.search import estimate_prompt
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Gateway:
     def _metrics(self) -> bytes:
         metrics = self.means.metrics
         metrics.inflight.set(self.means.router.in_flight)
+        metrics.queue_depth.set(self.means.router.book.queued())
         metrics.database_up.set(self.keeper.is_connected)
         metrics.unlanded.set(self.means.journal.size_bytes())
         return metrics.render()

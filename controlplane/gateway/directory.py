@@ -45,9 +45,10 @@ class ReplicaEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. `first_token` counts from the request's arrival at the replica, `idle` between two chunks."""
+    """Seconds. `queue`: in the waiting room; `first_token` counts from arrival at the replica, `idle` between two chunks."""
 
     connect: float = 2.0
+    queue: float = 300.0
     first_token: float = 300.0
     idle: float = 120.0
     total: float = 3600.0
@@ -57,7 +58,8 @@ class Timeouts:
 class Target:
     """One endpoint behind a route. `has_continuous_usage`: the engine can send running totals in every chunk.
 
-    `fallback` takes the requests that this one's replicas cannot: none is there, or they fail.
+    `fallback` takes the requests that this one's replicas cannot: none is there, or they fail. `max_in_flight` is a replica's
+    limit (0: none), `places` how many of those who wait go to one replica at a time (0: all).
     """
 
     endpoint_id: str
@@ -67,6 +69,14 @@ class Target:
     has_continuous_usage: bool
     replicas: tuple[ReplicaEntry, ...]
     fallback: Target | None = None
+    is_autoscaled: bool = False
+    max_in_flight: int = 0
+    places: int = 0
+
+    @property
+    def can_wait_for(self) -> bool:
+        """Whether a request may wait until a replica is there or has room."""
+        return self.is_autoscaled or self.max_in_flight > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from controlplane.gateway.limit import Buckets
 from controlplane.gateway.meter import Meter
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.problem import Problem
-from controlplane.gateway.retry import Fault, FaultKind, RetryBudget
-from controlplane.gateway.routing import Choice, Plan, Router
-from controlplane.gateway.rule import affinity_of, targets_of
+from controlplane.gateway.retry import Fault, FaultKind
+from controlplane.gateway.routing import Router
+from controlplane.gateway.search import Search, estimate_prompt
 from controlplane.gateway.stream import EventStream, UsageForm
 from controlplane.gateway.upstream import NotConnected, send
 from controlplane.metering.journal import Journal
@@ -61,7 +61,6 @@ class Exchange:
         self._body = body
         self._reserved = reserved_tokens
         self._meter: Meter | None = None
-        self._counted = 0
         self._phase_name = "total"
         self._scope = asyncio.timeout(None)
 
@@ -81,41 +80,14 @@ class Exchange:
 
     async def _try_in_order(self) -> None:
         """One replica after the other until one answers; what the last one met is what the client gets."""
-        call, route, router = self._call, self._route, self._means.router
-        rule, targets = targets_of(route, call, is_stream=self._asked.is_stream, prompt_tokens=estimate_prompt(self._body))
-        plan = router.plan(targets, affinity_of(route, call, self._body), call.arrived)
-        budget = router.budget(route)
-        budget.deposit()
-        choice = plan.next()
-        if choice is None:
-            raise problem.no_ready_replicas(route.name, is_starting=route.is_starting)
+        search = Search(self._means.router, self._call, self._route, self._body, is_stream=self._asked.is_stream)
+        choice = await search.first()
         while True:
-            call.decide(route.name, choice[0].name, rule)
+            self._call.decide(self._route.name, choice[0].name, search.rule)
             try:
                 return await self._attempt(*choice)
             except Fault as fault:
-                choice = await self._another(plan, fault, budget)
-
-    async def _another(self, plan: Plan, fault: Fault, budget: RetryBudget) -> Choice:
-        """Where to go after a fault; raises the fault's problem when this was all.
-
-        Replicas that could not be connected to are no attempts of the policy: they saw nothing.
-        """
-        policy = self._route.retry
-        log.warning("request %s: %s", self._call.request_id.decode(), fault.problem.log)
-        if fault.kind is FaultKind.UNREACHED and (choice := plan.next(fault.kind)):
-            return choice
-        self._counted += 1
-        if self._counted >= policy.max_attempts:
-            raise fault.problem
-        choice = None if fault.kind is FaultKind.UNREACHED else plan.next(fault.kind)
-        if choice is None and policy.backoff_seconds and fault.kind is not FaultKind.FAILED:
-            plan.again()
-            choice = plan.next(fault.kind)
-        if choice is None or not budget.withdraw():
-            raise fault.problem
-        await asyncio.sleep(policy.wait(self._counted))
-        return choice
+                choice = await search.another(fault)
 
     def _outcome_of_failure(self) -> Outcome:
         return Outcome.UPSTREAM_DIED if self._meter is not None and self._meter.has_prefill else Outcome.REFUSED
@@ -127,7 +99,7 @@ class Exchange:
         call.chosen_at = time.monotonic()
         call.served_by = replica.short_id.encode()
         meter = self._open(target, replica)
-        router.enter(replica.id, call.chosen_at)
+        router.enter(target, replica, call.chosen_at)
         self._scope = asyncio.timeout(None)
         try:
             async with self._scope:
@@ -145,7 +117,7 @@ class Exchange:
             raise problem.timed_out(self._phase_name, seconds) from error
         finally:
             router.breakers.undecided(replica.id)
-            router.leave(replica.id)
+            router.leave(target, replica, time.monotonic())
 
     async def _exchange(self, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
         is_metered_stream = self._asked.is_stream and self._call.path != "/v1/embeddings"
@@ -340,11 +312,6 @@ class Exchange:
         self._means.metrics.ttft.observe(meter.first_token_at - self._call.arrived)
         if meter.tokens.completion > 1:
             self._means.metrics.tpot.observe((time.monotonic() - meter.first_token_at) / (meter.tokens.completion - 1))
-
-
-def estimate_prompt(body: bytes) -> int:
-    """Tokens of a prompt nobody has counted yet: four bytes a token."""
-    return max(1, len(body) // 4)
 
 
 def _usage_form(asked: Asked) -> UsageForm:

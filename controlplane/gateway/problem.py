@@ -106,6 +106,16 @@ def rate_limited(what: str, wait_seconds: float) -> Problem:
     )
 
 
+def queue_full() -> Problem:
+    return Problem(
+        status=429,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        message="Too many requests wait for this model. Try again shortly.",
+        headers=_retry_after(5),
+    )
+
+
 def no_ready_replicas(model: str, *, is_starting: bool) -> Problem:
     """`model_loading` while a replica is on its way, `no_ready_replicas` when none is."""
     return Problem(

@@ -5,7 +5,10 @@ The one rule: nothing here runs while a request waits, except the shared look fo
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -13,6 +16,18 @@ import asyncpg
 from controlplane.core import json
 from controlplane.gateway.directory import Affinity, KeyEntry, Match, ReplicaEntry, RouteEntry, Rule, Target, Timeouts
 from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One endpoint's last second at this gateway; counts are means weighted by time."""
+
+    endpoint_id: str
+    in_flight: float
+    queued: float
+    requests_per_second: float
+    last_end_at: datetime | None
+
 
 CHANNEL = "bedplate_gateway"
 
@@ -37,12 +52,40 @@ ORDER BY 1, 3
 """
 
 ENDPOINTS = """
-SELECT e.id, e.name, e.spec, e.replicas AS wanted,
+SELECT e.id, e.name, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight,
        (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url) ORDER BY p.id), '[]')
         FROM replica p WHERE p.endpoint_id = e.id AND p.state = 'ready') AS replicas
 FROM endpoint e
 WHERE e.state = 'active'
 """
+
+
+TELL_LOAD = """
+INSERT INTO endpoint_load (gateway, endpoint_id, in_flight, queued, requests_per_second, last_end_at, at)
+SELECT $1, *, now() FROM unnest($2::text[], $3::float8[], $4::float8[], $5::float8[], $6::timestamptz[])
+ON CONFLICT (gateway, endpoint_id) DO UPDATE SET
+  in_flight = excluded.in_flight, queued = excluded.queued, requests_per_second = excluded.requests_per_second,
+  last_end_at = coalesce(excluded.last_end_at, endpoint_load.last_end_at), at = excluded.at
+"""
+
+FORGET_LOAD = "DELETE FROM endpoint_load WHERE gateway = $1"
+
+
+async def tell_load(connection: asyncpg.Connection, instance: str, rows: Sequence[Load]) -> None:
+    """Write down the last second of each endpoint."""
+    await connection.execute(
+        TELL_LOAD,
+        instance,
+        [row.endpoint_id for row in rows],
+        [row.in_flight for row in rows],
+        [row.queued for row in rows],
+        [row.requests_per_second for row in rows],
+        [row.last_end_at for row in rows],
+    )
+
+
+async def forget_load(connection: asyncpg.Connection, instance: str) -> None:
+    await connection.execute(FORGET_LOAD, instance)
 
 
 async def versions(connection: asyncpg.Connection) -> dict[str, int]:
@@ -118,7 +161,10 @@ def _shown(entry: RouteEntry, endpoints: dict[str, asyncpg.Record]) -> dict[str,
     specs: list[Any] = [json.loads(endpoints[target.endpoint_id]["spec"]) for target in every]
     if contexts := [spec["context_tokens"] for spec in specs if "context_tokens" in spec]:
         meta["context_tokens"] = min(contexts)
-    return {"is_starting": any(endpoints[target.endpoint_id]["wanted"] for target in every), "meta": meta}
+    return {
+        "is_starting": any(target.is_autoscaled or endpoints[target.endpoint_id]["wanted"] for target in every),
+        "meta": meta,
+    }
 
 
 def _match(given: dict[str, Any]) -> Match:
@@ -141,11 +187,15 @@ def _target(row: asyncpg.Record, endpoints: dict[str, asyncpg.Record]) -> Target
 def _alone(endpoint: asyncpg.Record, weight: int) -> Target:
     spec: Any = json.loads(endpoint["spec"])
     replicas: Any = json.loads(endpoint["replicas"])
+    autoscale: Any = json.loads(endpoint["autoscale"]) if endpoint["autoscale"] else None
     return Target(
         endpoint_id=endpoint["id"],
         name=endpoint["name"],
         served_model_id=spec["served_model_id"],
         weight=weight,
         has_continuous_usage=bool(spec.get("engine", {}).get("has_continuous_usage")),
+        is_autoscaled=autoscale is not None,
+        max_in_flight=endpoint["max_in_flight"],
+        places=math.ceil(autoscale["target_in_flight"]) if autoscale else 0,
         replicas=tuple(ReplicaEntry(id=replica, base_url=url) for replica, url in replicas),
     )

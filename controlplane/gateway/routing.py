@@ -13,18 +13,25 @@ from math import ceil
 
 from controlplane.gateway.breaker import Breakers
 from controlplane.gateway.directory import Directory, ReplicaEntry, RouteEntry, Target
+from controlplane.gateway.load import LoadBook
 from controlplane.gateway.retry import FaultKind, RetryBudget
+from controlplane.gateway.waiting import WaitingRoom
 
 Choice = tuple[Target, ReplicaEntry]
+_ALL = 1 << 30
 _BOUND = 1.25  # consistent hashing with bounded loads: no replica takes more than this over the mean
 
 
 class Router:
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, room: WaitingRoom, seed: int | None = None) -> None:
+        self.room = room
+        self.book = LoadBook()
         self.random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
         self.breakers = Breakers()
         self._in_flight: dict[str, int] = {}
         self._budgets: dict[str, RetryBudget] = {}
+        self._routes: dict[str, RouteEntry] = {}
+        self._targets: dict[str, Target] = {}
 
     @property
     def in_flight(self) -> int:
@@ -33,27 +40,49 @@ class Router:
     def busy(self, replica_id: str) -> int:
         return self._in_flight.get(replica_id, 0)
 
-    def enter(self, replica_id: str, now: float) -> None:
-        self._in_flight[replica_id] = self._in_flight.get(replica_id, 0) + 1
-        self.breakers.enter(replica_id, now)
+    def enter(self, target: Target, replica: ReplicaEntry, now: float) -> None:
+        self._in_flight[replica.id] = self.busy(replica.id) + 1
+        self.breakers.enter(replica.id, now)
+        self.book.enter(target.endpoint_id, now)
 
-    def leave(self, replica_id: str) -> None:
-        left = self._in_flight[replica_id] - 1
+    def leave(self, target: Target, replica: ReplicaEntry, now: float) -> None:
+        left = self._in_flight[replica.id] - 1
         if left:
-            self._in_flight[replica_id] = left
+            self._in_flight[replica.id] = left
         else:
-            del self._in_flight[replica_id]
+            del self._in_flight[replica.id]
+        self.book.leave(target.endpoint_id, now)
+        self.call(target.endpoint_id)
+
+    def has_room(self, target: Target, replica: ReplicaEntry) -> bool:
+        return not target.max_in_flight or self.busy(replica.id) < target.max_in_flight
+
+    def call(self, endpoint_id: str) -> None:
+        """As many of those who wait for this endpoint as its replicas have places."""
+        target = self._targets.get(endpoint_id)
+        if target is None or not self.room.count(endpoint_id):
+            return
+        places = target.max_in_flight or target.places or _ALL
+        free = sum(max(0, places - self.busy(replica.id)) for replica in target.replicas)
+        self.room.call(endpoint_id, free)
+
+    def latest(self, route: RouteEntry) -> RouteEntry:
+        """The route as it is now, for a request that has waited."""
+        return self._routes.get(route.id, route)
 
     def budget(self, route: RouteEntry) -> RetryBudget:
         return self._budgets.setdefault(route.id, RetryBudget())
 
     def follow(self, directory: Directory) -> None:
         """Forget what is gone from the directory."""
-        routes = [route for named in directory.routes.values() for route in named.values()]
-        every = (target for route in routes for target in route.every_target())
-        self.breakers.keep(frozenset(replica.id for target in every for replica in target.replicas))
-        known = {route.id for route in routes}
-        self._budgets = {route_id: budget for route_id, budget in self._budgets.items() if route_id in known}
+        self._routes = {route.id: route for named in directory.routes.values() for route in named.values()}
+        every = (target for route in self._routes.values() for target in route.every_target())
+        self._targets = {target.endpoint_id: target for target in every}
+        self.breakers.keep(frozenset(replica.id for target in self._targets.values() for replica in target.replicas))
+        self.book.keep(frozenset(target.endpoint_id for target in self._targets.values() if target.is_autoscaled))
+        self._budgets = {route_id: budget for route_id, budget in self._budgets.items() if route_id in self._routes}
+        for endpoint_id in self.room.endpoints():
+            self.call(endpoint_id)
 
     def plan(self, targets: Sequence[Target], affinity: bytes, now: float) -> Plan:
         return Plan(self, targets, affinity, now)
@@ -109,7 +138,8 @@ class Plan:
 
     def _open(self, target: Target, *, is_any: bool) -> list[ReplicaEntry]:
         breakers = self._router.breakers
-        left = [replica for replica in target.replicas if replica.id not in self._tried]
+        router = self._router
+        left = [one for one in target.replicas if one.id not in self._tried and router.has_room(target, one)]
         return left if is_any else [replica for replica in left if breakers.is_closed(replica.id, self._now)]
 
     def _replica(self, target: Target, *, is_any: bool) -> Choice | None:

@@ -20,9 +20,11 @@ from controlplane.gateway.app import Gateway
 from controlplane.gateway.exchange import Means
 from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.limit import Limiter
+from controlplane.gateway.load import report_for_ever, take_back
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.routing import Router
 from controlplane.gateway.upstream import open_session
+from controlplane.gateway.waiting import WaitingRoom
 from controlplane.listener import Listener, open_listener
 from controlplane.metering.journal import Journal
 from controlplane.metering.landing import Lander
@@ -42,7 +44,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     mine, url = settings.gateway, settings.database.url
     journal = Journal(settings.state_dir / "gateway" / mine.instance / "journal")
     lander = Lander(journal, mine.instance)
-    router = Router()
+    room = WaitingRoom(most_requests=mine.queue_requests, most_bytes=mine.queue_bytes)
+    router = Router(room)
     keeper = Keeper(url, on_routes=router.follow)
     session = open_session()
     means = Means(session=session, router=router, journal=journal, metrics=Metrics())
@@ -50,6 +53,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     tasks = [
         asyncio.create_task(keeper.run(), name="keeper"),
         asyncio.create_task(land_for_ever(lander, url), name="lander"),
+        asyncio.create_task(report_for_ever(router.book, url, mine.instance), name="load"),
         asyncio.create_task(sync_for_ever(journal, mine.journal_sync_ms / 1000), name="journal-sync"),
     ]
     for task in tasks:
@@ -61,6 +65,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await take_back(url, mine.instance)
         await session.close()
         with suppress(*_AWAY):
             await land_once(lander, url)

@@ -17,7 +17,10 @@ from controlplane.models.base import Base, Versioned
 
 
 class Endpoint(Versioned, Base):
-    """States: `active`, `deleting`. `isolation`: what the tenant asked for; `auto` = a VM where KVM works, else a container."""
+    """`autoscale`: bounds and targets; null = as many replicas as asked. `max_in_flight`: a replica's limit, 0 = none.
+
+    States: `active`, `deleting`. `isolation`: what the tenant asked for; `auto` = a VM where KVM works, else a container.
+    """
 
     __tablename__ = "endpoint"
 
@@ -34,6 +37,8 @@ class Endpoint(Versioned, Base):
     vcpus: Mapped[int]
     memory_bytes: Mapped[int]
     state: Mapped[str] = mapped_column(default="active", server_default="active")
+    autoscale: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
+    max_in_flight: Mapped[int] = mapped_column(default=0, server_default="0")
     ready_replicas: Mapped[int] = mapped_column(default=0, server_default="0")
     shortage: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
     deleting_at: Mapped[datetime | None]
@@ -44,6 +49,7 @@ class Endpoint(Versioned, Base):
         CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name="deleting_has_time"),
         CheckConstraint("isolation IN ('auto', 'vm', 'container')", name="isolation_known"),
         CheckConstraint("replicas BETWEEN 0 AND 1000", name="replicas_range"),
+        CheckConstraint("max_in_flight BETWEEN 0 AND 100000", name="max_in_flight_range"),
         CheckConstraint("ready_replicas >= 0", name="ready_not_negative"),
         CheckConstraint("vcpus > 0 AND memory_bytes > 0", name="shape_positive"),
         CheckConstraint("observed_generation <= generation", name="observed_not_ahead"),

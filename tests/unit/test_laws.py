@@ -18,7 +18,7 @@ ROOT = Path(next(iter(controlplane.__path__)))
 NOUNS = sorted(module.name for module in pkgutil.iter_modules(resources.__path__))
 STANDARD = {"__init__", "routes", "schemas", "service", "queries", "program", "reconcile", "errors"}
 MORE = {  # what a noun holds besides; a new file here needs a reason
-    "endpoint": {"isolation"},  # VM or container, and why
+    "endpoint": {"autoscale", "isolation"},  # pure: how many replicas for which load; VM or container, and why
     "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
     "image": {"copies", "store"},  # which hosts hold it; the files themselves
     "key": {"publish"},  # the gateways' copy

@@ -9,7 +9,7 @@ import typer
 from controlplane.cli import spec
 from controlplane.cli.errors import CommandFailed, Exit
 from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting, print_stream
-from controlplane.cli.output import Format, say
+from controlplane.cli.output import Format, say, show_many
 from controlplane.cli.size import parse_bytes
 
 noun = Noun(
@@ -103,6 +103,21 @@ def update(
     """Change what is given."""
     options = {"labels": spec.pairs(label), "description": description}
     noun.act(endpoint, body=spec.merged(file, options), project=project, output=output)
+
+
+@app.command()
+def decisions(
+    endpoint: str,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The latest so many.")] = 20,
+    project: InProject = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """What the autoscaler decided, and why."""
+    from controlplane.cli.client import Client
+
+    client = Client()
+    found = client.get(noun.path(client, project, endpoint, "decisions"), limit=limit)["items"]
+    show_many(found, output, {"AT": "at", "REASON": "reason"})
 
 
 @app.command()

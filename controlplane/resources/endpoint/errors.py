@@ -20,6 +20,13 @@ class EndpointNameTaken(Conflict):
     constraint = "endpoint_project_id_name_idx"
 
 
+class EndpointAutoscaled(Conflict):
+    """The autoscaler decides on the number of replicas; change its bounds, or set `autoscale` to null."""
+
+    code = "endpoint.autoscaled"
+    title = "The autoscaler decides on the replicas"
+
+
 class EndpointDeleting(Conflict):
     """The endpoint is being deleted; it takes no changes any more."""
 

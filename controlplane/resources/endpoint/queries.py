@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.models.autoscaler import AutoscalerDecision
 from controlplane.models.endpoint import Endpoint
 from controlplane.models.route import Route, RouteTarget
 from controlplane.models.run import Run
@@ -107,6 +108,9 @@ class ShownEndpoint:
         return said
 
     def _placed(self) -> Said:
+        if self.row.shortage is not None:
+            message = str(self.row.shortage.get("detail", ""))
+            return Said(type="Placed", status="false", reason="endpoint.no_capacity", message=message)
         shortages = [replica.vm.shortage for replica in self.replicas if replica.vm is not None and replica.vm.shortage]
         if not shortages:
             return Said(type="Placed", status="true")
@@ -141,3 +145,14 @@ async def shown(session: AsyncSession, endpoints: Iterable[Endpoint]) -> list[Sh
 async def show(session: AsyncSession, endpoint: Endpoint) -> ShownEndpoint:
     (one,) = await shown(session, [endpoint])
     return one
+
+
+async def decisions(session: AsyncSession, endpoint_id: str, limit: int) -> Sequence[AutoscalerDecision]:
+    """What the autoscaler decided, the latest first."""
+    query = (
+        select(AutoscalerDecision)
+        .where(AutoscalerDecision.endpoint_id == endpoint_id)
+        .order_by(AutoscalerDecision.id.desc())
+        .limit(limit)
+    )
+    return list(await session.scalars(query))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query
+
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.models.endpoint import Endpoint
 from controlplane.resources.endpoint import queries, service
 from controlplane.resources.endpoint.errors import (
+    EndpointAutoscaled,
     EndpointContainersNotAllowed,
     EndpointDeleting,
     EndpointGuestMissing,
@@ -18,7 +23,14 @@ from controlplane.resources.endpoint.errors import (
     EndpointNotFound,
 )
 from controlplane.resources.endpoint.queries import ShownEndpoint
-from controlplane.resources.endpoint.schemas import EndpointCreate, EndpointScale, EndpointUpdate, EndpointView
+from controlplane.resources.endpoint.schemas import (
+    DecisionList,
+    DecisionView,
+    EndpointCreate,
+    EndpointScale,
+    EndpointUpdate,
+    EndpointView,
+)
 from controlplane.resources.model.errors import ModelNotAvailable
 from controlplane.resources.network.errors import NetworkFull
 
@@ -71,12 +83,22 @@ async def update(call: Call, endpoint: Ref, body: EndpointUpdate) -> ShownEndpoi
     return answer
 
 
-@noun.action("scale", EndpointView, errors=[EndpointNotFound, EndpointDeleting, EndpointNoCapacity, NetworkFull])
+@noun.action(
+    "scale", EndpointView, errors=[EndpointNotFound, EndpointDeleting, EndpointAutoscaled, EndpointNoCapacity, NetworkFull]
+)
 async def scale(call: Call, endpoint: Ref, body: EndpointScale) -> ShownEndpoint:
     """Want another number of replicas; those that are too many drain first."""
     row = await call.load(Endpoint, endpoint)
     await service.scale(call.session, row, body.replicas)
     return await queries.show(call.session, row)
+
+
+@noun.route("GET", "/{endpoint}/decisions", "decisions", DecisionList, errors=[EndpointNotFound])
+async def decisions(call: Call, endpoint: Ref, *, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> DecisionList:
+    """List what the autoscaler decided, with its reasons."""
+    row = await call.load(Endpoint, endpoint)
+    found = await queries.decisions(call.session, row.id, limit)
+    return DecisionList(items=[DecisionView.model_validate(one) for one in found])
 
 
 @noun.delete(EndpointView)

@@ -2,15 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AwareDatetime, Field, StringConstraints
+from cronsim import CronSim, CronSimError
+from pydantic import AwareDatetime, Field, StringConstraints, model_validator
 
 from controlplane.api.schemas import Condition, Input, Labels, Name, Progress, Resource, View
 
 MAX_REPLICAS = 100
 PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
 Isolation = Literal["auto", "vm", "container"]
+
+
+class AutoscaleWindow(Input):
+    """Other bounds for a while, from each start on; the larger hold where several are open."""
+
+    cron: str = Field(max_length=120, description="When it starts: minute hour day month weekday.", examples=["0 8 * * 1-5"])
+    minutes: int = Field(ge=1, le=44640, description="How long it lasts.", examples=[600])
+    timezone: str = Field(default="UTC", max_length=64, description="Of `cron`.", examples=["Europe/Berlin"])
+    min_replicas: int = Field(ge=0, le=MAX_REPLICAS, description="Least replicas meanwhile.", examples=[2])
+    max_replicas: int = Field(ge=1, le=MAX_REPLICAS, description="Most replicas meanwhile.", examples=[8])
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas is more than max_replicas")
+        try:
+            CronSim(self.cron, datetime(2026, 1, 1))  # noqa: DTZ001 - only parsed
+            ZoneInfo(self.timezone)
+        except (CronSimError, ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"not a schedule: {error}") from error
+        return self
+
+
+class Autoscale(Input):
+    """As many replicas as the load asks for. Load = requests in flight and waiting, weighted by time."""
+
+    min_replicas: int = Field(
+        default=1, ge=0, le=MAX_REPLICAS, description="Never fewer; 0 needs `idle_seconds`.", examples=[0]
+    )
+    max_replicas: int = Field(ge=1, le=MAX_REPLICAS, description="Never more.", examples=[6])
+    target_in_flight: float = Field(default=8, gt=0, le=10_000, description="Load of one replica.", examples=[8])
+    target_requests_per_second: float | None = Field(
+        default=None, gt=0, le=100_000, description="Besides: requests a second of one replica.", examples=[None]
+    )
+    stable_seconds: int = Field(default=60, ge=5, le=3600, description="Length of the long mean.", examples=[60])
+    panic_seconds: int = Field(default=6, ge=1, le=600, description="Length of the short mean.", examples=[6])
+    scale_down_delay_seconds: int = Field(
+        default=300, ge=0, le=86400, description="One replica less only after it was enough for so long.", examples=[300]
+    )
+    idle_seconds: int | None = Field(
+        default=None, ge=1, le=604_800, description="To zero so long after the last request ended; null: never.", examples=[600]
+    )
+    windows: list[AutoscaleWindow] = Field(
+        default_factory=list, max_length=16, description="Other bounds at times.", examples=[[]]
+    )
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas is more than max_replicas")
+        if self.min_replicas == 0 and self.idle_seconds is None:
+            raise ValueError("min_replicas 0 needs idle_seconds: when to go to zero")
+        if self.panic_seconds > self.stable_seconds:
+            raise ValueError("panic_seconds is more than stable_seconds")
+        return self
+
+
+MaxInFlight = Annotated[
+    int,
+    Field(ge=0, le=100_000, description="Requests that one replica gets at a time; more wait. 0: no limit.", examples=[32]),
+]
 
 
 class EndpointCreate(Input):
@@ -39,6 +103,10 @@ class EndpointCreate(Input):
         default=None, description="The model name that applications send; null: the model's name.", examples=["smollm2"]
     )
     has_route: bool = Field(default=True, description="Whether a route is made with the endpoint.", examples=[True])
+    autoscale: Autoscale | None = Field(
+        default=None, description="Null: as many replicas as asked.", examples=[{"max_replicas": 6}]
+    )
+    max_in_flight: MaxInFlight = 0
     on_no_capacity: Literal["fail", "wait"] = Field(
         default="fail",
         description="`fail`: 507 and nothing is made; `wait`: made, and placed when there is room.",
@@ -51,6 +119,8 @@ class EndpointUpdate(Input):
 
     description: str = Field(default="", max_length=1000, description="For people.", examples=["Chat"])
     labels: Labels = Field(default_factory=dict)
+    autoscale: Autoscale | None = Field(default=None, description="Null: the replicas stay.", examples=[{"max_replicas": 6}])
+    max_in_flight: MaxInFlight = 0
 
 
 class EndpointScale(Input):
@@ -72,11 +142,26 @@ class ReplicaView(View):
     created_at: AwareDatetime = Field(description="When it was made.", examples=["2026-11-30T12:00:00Z"])
 
 
+class DecisionView(View):
+    at: AwareDatetime = Field(description="When.", examples=["2026-11-30T12:00:00Z"])
+    reason: str = Field(description="The decision in words.", examples=["4 → 6: panic mean 41.0 over target 8"])
+    replicas_before: int = Field(description="Replicas before.", examples=[4])
+    replicas_wanted: int = Field(description="What the load asks for.", examples=[6])
+    replicas_after: int = Field(description="What there was room for.", examples=[6])
+    inputs: dict[str, float | None] = Field(description="What was seen.", examples=[{"load": 41.0}])
+
+
+class DecisionList(View):
+    items: list[DecisionView] = Field(description="The latest first.", examples=[[]])
+
+
 class EndpointWanted(View):
     replicas: int = Field(description="How many replicas.", examples=[1])
     vcpus: int = Field(description="Cores of a replica.", examples=[1])
     memory_bytes: int = Field(description="Memory of a replica.", examples=[603979776])
     isolation: str = Field(description="What was asked for.", examples=["auto"])
+    autoscale: dict[str, object] | None = Field(description="Bounds and targets.", examples=[{"max_replicas": 6}])
+    max_in_flight: int = Field(description="Requests that one replica gets at a time.", examples=[32])
 
 
 class EndpointObserved(View):

@@ -16,6 +16,7 @@ from controlplane.models.project import Project
 from controlplane.models.replica import Replica
 from controlplane.models.route import Route, RouteRuleTarget, RouteTarget
 from controlplane.resources.endpoint.errors import (
+    EndpointAutoscaled,
     EndpointDeleting,
     EndpointMemoryTooSmall,
     EndpointNetworkUnknown,
@@ -59,6 +60,8 @@ async def create(session: AsyncSession, settings: NetworkSettings, project: Proj
         vcpus=wanted.vcpus or plan.model.shape.vcpus,
         memory_bytes=_memory_bytes(wanted, plan, chosen.isolation),
         state="active",
+        autoscale=None if wanted.autoscale is None else wanted.autoscale.model_dump(),
+        max_in_flight=wanted.max_in_flight,
     )
     session.add(endpoint)
     await session.flush()
@@ -77,10 +80,14 @@ async def update(session: AsyncSession, endpoint: Endpoint, changes: EndpointUpd
     await _tell(session, endpoint)
     for name, value in changes.model_dump(exclude_unset=True).items():
         setattr(endpoint, name, value)
+    if {"autoscale", "max_in_flight"} & changes.model_fields_set:
+        await publish(session, "routes")
 
 
 async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
     """Want `count` replicas: more are placed at once, or none is made and EndpointNoCapacity says why."""
+    if endpoint.autoscale is not None:
+        raise EndpointAutoscaled(f"{endpoint.name} has as many replicas as its load asks for; change `autoscale` instead")
     await _tell(session, endpoint)
     here = select(func.count()).select_from(Replica).where(Replica.endpoint_id == endpoint.id, Replica.state != "deleting")
     missing = count - (await session.scalar(here) or 0)
@@ -89,6 +96,25 @@ async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
     endpoint.replicas = count
     endpoint.generation += 1
     await session.flush()
+
+
+async def resize(session: AsyncSession, endpoint: Endpoint, count: int) -> str | None:
+    """What the autoscaler wants: as many as there is room for. Returns what ran short, None when all were placed."""
+    await kernel.start(session, PROGRAM, endpoint.id)
+    shortage: str | None = None
+    here = select(func.count()).select_from(Replica).where(Replica.endpoint_id == endpoint.id, Replica.state != "deleting")
+    total = await session.scalar(here) or 0
+    while total < count and shortage is None:
+        try:
+            async with session.begin_nested():
+                await _grow(session, endpoint, 1, can_wait=False)
+            total += 1
+        except EndpointNoCapacity as error:
+            shortage = error.detail
+    endpoint.replicas = count if shortage is None else max(total, min(endpoint.replicas, count))
+    endpoint.shortage = None if shortage is None else {"detail": shortage}
+    await publish(session, "routes")
+    return shortage
 
 
 async def remove(session: AsyncSession, endpoint: Endpoint) -> None:

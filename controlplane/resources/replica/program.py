@@ -75,12 +75,13 @@ class ReplicaProgram(Program[Replica, HostLinks]):
         if self.subject.deleting_at is None or self.subject.base_url is not None:
             await self._withdraw()
             return wait(seconds=DRAIN_SECONDS)
-        vm = await self._machine()
-        if vm is not None:
-            self.spawn(VmProgram, vm.id, host_id=vm.host_id)
-            self.destroy_child(VmProgram, vm.id)
-            return wait(seconds=DRAIN_SECONDS)
         async with self.tx() as tx:
+            kept = select(Vm).where(Vm.id == self.subject.vm_id).with_for_update(read=True, key_share=True)
+            vm = (await tx.session.scalars(kept)).one_or_none()
+            if vm is not None:  # while its row is held its own run cannot end, so this makes no second one
+                self.spawn(VmProgram, vm.id, host_id=vm.host_id)
+                self.destroy_child(VmProgram, vm.id)
+                return tx.wait(seconds=DRAIN_SECONDS)
             await tx.session.execute(delete(Replica).where(Replica.id == self.subject_id))
             self.signal("endpoint", self.subject.endpoint_id, "replica")
             return tx.done()
