@@ -37,7 +37,7 @@ def host(number: int, port: str = "22") -> RulePart:
 
 def words(listing: str) -> list[str]:
     """Sets and chains may be listed in another order."""
-    return sorted(re.findall(r"[\w.]+", listing))
+    return sorted(re.findall(r"[\w.:/-]+", re.sub(r"expires \S+", "", listing)))
 
 
 KERNEL = pytest.mark.caps("root", "netns", "nft")
@@ -82,6 +82,83 @@ async def test_changes_lead_to_what_a_new_table_would_be(rules):
     assert await rules.observe() is not None
     await ruleset.repair()
     assert await rules.observe() is None
+
+
+EVERY_TYPE = RulePart(
+    chains={"h_1": ("accept",)},
+    objects={"counter n_one": ""},
+    sets={
+        "m_verdict": SetSpec(declaration="type ifname : verdict;", key=("ifname",), data=("verdict",)),
+        "s_counted": SetSpec(
+            declaration="type ifname . ether_addr . ipv4_addr; counter;", key=("ifname", "ether_addr", "ipv4_addr")
+        ),
+        "s_boxes": SetSpec(
+            declaration="type inet_proto . inet_service . ipv6_addr; flags interval;",
+            key=("inet_proto", "inet_service", "ipv6_addr"),
+        ),
+        "s_prefixes": SetSpec(declaration="type ipv4_addr; flags interval;", key=("ipv4_addr",)),
+        "m_buckets": SetSpec(
+            declaration="typeof ip daddr . meta l4proto . th dport . numgen inc mod 251 : meta mark;",
+            key=("ipv4_addr", "inet_proto", "inet_service", "number"),
+            data=("mark",),
+        ),
+        "m_backends": SetSpec(
+            declaration="type mark : ipv6_addr . inet_service;", key=("mark",), data=("ipv6_addr", "inet_service")
+        ),
+        "s_targets": SetSpec(declaration="typeof iifname . @th,64,128;", key=("ifname", "number128")),
+        "s_passing": SetSpec(
+            declaration="type ipv4_addr . inet_service; size 100; timeout 1h;", key=("ipv4_addr", "inet_service")
+        ),
+        "m_counters": SetSpec(declaration="type ipv4_addr : counter;", key=("ipv4_addr",), data=("name",)),
+        "a_hosts": SetSpec(declaration="type ifname . ipv4_addr;", key=("ifname", "ipv4_addr")),
+    },
+)
+ELEMENTS = {
+    "m_verdict": {'"bp1"': "goto h_1", '"bp2"': "drop", '"bp3"': "return"},
+    "s_counted": {'"bp000000000001" . 06:00:00:00:00:01 . 10.0.0.1': ""},
+    "s_boxes": {
+        "6 . 22-23 . fd00::/8": "",
+        "0-255 . 0-65535 . 2001:db8::1-2001:db8::7": "",
+        "tcp . 80 . ::1": "",
+    },
+    "s_prefixes": {"10.0.0.0/8": "", "192.0.2.1": ""},
+    "m_buckets": {f"192.0.2.1 . tcp . 80 . {number}": f"{number + 1:#010x}" for number in range(251)},
+    "m_backends": {"0x00000001": "fd00::1 . 8080"},
+    "s_targets": {'"bp1" . 0xfd000000000000000000000000000001': ""},
+    "s_passing": {"10.0.0.1 . 80": ""},
+    "m_counters": {"10.0.0.1": '"n_one"'},
+    "a_hosts": {'"bp1" . 10.0.0.1': ""},
+}
+
+
+async def test_elements_are_what_nft_would_have_made(rules):
+    """Whichever way they go to the kernel; all that goes at once is there, and all that is taken out is gone."""
+    ruleset = Ruleset(rules)
+    await ruleset.start({"base": EVERY_TYPE})
+    for name, pairs in ELEMENTS.items():
+        await ruleset.put({name: RulePart(elements={name: pairs})})
+    moved = dict.fromkeys(list(ELEMENTS["m_buckets"])[:63], "0x0000ffff")
+    await ruleset.put({"m_buckets": RulePart(elements={"m_buckets": ELEMENTS["m_buckets"] | moved})})
+
+    one_by_one = await rules.read("list ruleset")
+    await ruleset.repair()
+    assert words(one_by_one) == words(await rules.read("list ruleset"))
+    await ruleset.put(dict.fromkeys(ELEMENTS))
+    emptied = await rules.read("list ruleset")
+    await ruleset.repair()
+    assert words(emptied) == words(await rules.read("list ruleset"))
+
+
+async def test_elements_are_refused_together(rules):
+    """One that is wrong keeps the others out."""
+    await rules.apply(RulePlan(parts={"base": EVERY_TYPE}))
+    before = await rules.read("list ruleset")
+    elements = [RulePart(elements={"s_boxes": ELEMENTS["s_boxes"], "m_verdict": {'"bp1"': "goto h_missing"}})]
+
+    with pytest.raises(AgentError) as caught:
+        await rules.change(difference((), elements, EVERY_TYPE.sets))
+    assert caught.value.code == "rules.refused"
+    assert words(await rules.read("list ruleset")) == words(before)
 
 
 async def test_a_refused_change_leaves_everything_as_it_was(rules):

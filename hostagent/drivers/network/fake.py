@@ -217,6 +217,8 @@ class RuleTable:
         for name, pairs in change.added.items():
             self._known(self.sets, name)
             for key, value in pairs.items():
+                if value.startswith(("goto ", "jump ")):
+                    self._known(self.chains, value.split()[1])
                 if self.sets[name].setdefault(key, value) != value:
                     raise AgentError("rules.refused", f"{name} has another {key}")
         for table, names in (

@@ -1,4 +1,4 @@
-"""A few netlink questions about nf_tables that are cheaper without nft: the generation, whether a table is there.
+"""What is asked of, and told to, nf_tables by netlink without nft: the generation, whether a table is there, batches.
 
 The one rule: answers come from the kernel within microseconds, so calls block. Sources: Linux,
 include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h.
@@ -6,6 +6,7 @@ include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -15,11 +16,17 @@ NETLINK_NETFILTER = 12
 NFNL_SUBSYS_NFTABLES = 10
 MSG_GETTABLE = 1
 MSG_GETGEN = 16
+BATCH_BEGIN, BATCH_END = 16, 17
+NLM_F_CREATE = 0x400
+SEND_BYTES = 8 << 20
+RECEIVE_BYTES = 1 << 20
 NLM_F_REQUEST = 1
 NLM_F_ACK = 4
 NLMSG_ERROR = 2
 ATTRIBUTE_MASK = 0x3FFF
 FAMILIES = {"inet": 1, "ip": 2, "arp": 3, "netdev": 5, "ip6": 10}
+
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 
 _HEADER = struct.Struct("=IHHII")
 _GENERIC = struct.Struct("=BBH")
@@ -68,6 +75,9 @@ class NfTables:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(5.0)
+        for option, size in ((SO_SNDBUFFORCE, SEND_BYTES), (SO_RCVBUFFORCE, RECEIVE_BYTES)):
+            with contextlib.suppress(PermissionError):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, size)
         self._sequence = int.from_bytes(os.urandom(3), "big")
 
     def close(self) -> None:
@@ -86,6 +96,27 @@ class NfTables:
                 return False
             raise
         return True
+
+    def batch(self, requests: list[tuple[int, int, bytes]]) -> None:
+        """(message type, family, body) in one transaction: all or nothing. Raises OSError with the kernel's first word."""
+        begin, end = (message(kind, NLM_F_REQUEST, 0, 0, resource=NFNL_SUBSYS_NFTABLES) for kind in (BATCH_BEGIN, BATCH_END))
+        flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_ACK
+        first = self._sequence + 1
+        told = []
+        for kind, family, body in requests:
+            self._sequence += 1
+            told.append(message(NFNL_SUBSYS_NFTABLES << 8 | kind, flags, self._sequence, family, body))
+        self._socket.send(b"".join((begin, *told, end)))
+        waiting, failure = set(range(first, self._sequence + 1)), 0
+        while waiting:
+            for found, sequence, _, payload in messages(self._socket.recv(RECEIVE_BYTES)):
+                if found == NLMSG_ERROR:
+                    failure = failure or -struct.unpack_from("=i", payload)[0]
+                    if sequence == 0 and failure:  # the batch as a whole
+                        waiting.clear()
+                waiting.discard(sequence)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
 
     def _ask(self, kind: int, family: int, body: bytes = b"") -> bytes:
         self._sequence += 1

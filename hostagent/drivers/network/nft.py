@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hostagent import version
+from hostagent.drivers.network.nfelements import Unsupported, messages_of
 from hostagent.drivers.network.nfnetlink import NfTables
 from hostagent.drivers.network.protocol import RuleChange, RulePlan, RulesObserved, RuleTraits
 from hostagent.drivers.network.table import TABLE, render_change, render_removal, render_table
@@ -27,6 +28,8 @@ NFT = "/usr/sbin/nft"
 PYTHON = "/usr/bin/python3"
 BINDINGS = Path("/usr/lib/python3/dist-packages/nftables")
 DEADLINE_SECONDS = 30.0
+LARGE_BYTES = 256 << 10
+LARGE_SECONDS = 120.0
 ANSWER_LIMIT_BYTES = 256 << 20
 _TAIL = 1000
 
@@ -82,15 +85,7 @@ class NftProgram(_Rules):
     traits = RuleTraits(name="nft", is_warm=False)
 
     async def _run(self, text: str) -> str:
-        try:
-            done = await program.run(NFT, "-f", "-", stdin=text.encode(), deadline_seconds=DEADLINE_SECONDS, check=False)
-        except AgentError as error:
-            if error.code == "program.timed_out":
-                raise AgentError("rules.timed_out", error.message) from error
-            raise
-        if done.returncode != 0:
-            raise refused(done.stderr.decode(errors="replace"))
-        return done.stdout.decode(errors="replace")
+        return await _run_program(text)
 
 
 class NftHelper(_Rules):
@@ -113,6 +108,8 @@ class NftHelper(_Rules):
         await self._end()
 
     async def _run(self, text: str) -> str:
+        if len(text) > LARGE_BYTES:  # what that takes of memory goes with the process
+            return await _run_program(text)
         try:
             async with asyncio.timeout(self._deadline_seconds):
                 answer = await self._ask(text)
@@ -129,6 +126,21 @@ class NftHelper(_Rules):
         if answer["rc"] != 0:
             raise refused(answer["err"])
         return answer["out"]
+
+    async def change(self, change: RuleChange) -> RulesObserved:
+        """A few elements go to the kernel by the short way, everything else by nft."""
+        try:
+            requests = messages_of(change)
+        except Unsupported:
+            return await super().change(change)
+        async with self._lock:
+            kernel = self._opened()
+            try:
+                kernel.batch(requests)
+            except OSError as error:
+                await super().close()  # what else it answers belongs to this batch
+                raise AgentError("rules.refused", f"the kernel refused elements: {error}") from error
+            return RulesObserved(generation=kernel.generation())
 
     async def _ask(self, text: str) -> dict[str, Any]:
         process = self._process
@@ -173,6 +185,18 @@ class NftHelper(_Rules):
 def best() -> NftHelper | NftProgram:
     """The warm helper where the distribution's bindings are installed, else the program."""
     return NftHelper() if BINDINGS.is_dir() and os.access(PYTHON, os.X_OK) else NftProgram()
+
+
+async def _run_program(text: str) -> str:
+    try:
+        done = await program.run(NFT, "-f", "-", stdin=text.encode(), deadline_seconds=LARGE_SECONDS, check=False)
+    except AgentError as error:
+        if error.code == "program.timed_out":
+            raise AgentError("rules.timed_out", error.message) from error
+        raise
+    if done.returncode != 0:
+        raise refused(done.stderr.decode(errors="replace"))
+    return done.stdout.decode(errors="replace")
 
 
 def refused(words: str) -> AgentError:
