@@ -55,10 +55,32 @@ async def resolve_run_incidents(
     await fetch(where, sql.RESOLVE_RUN_INCIDENTS, run_id, by, None if codes is None else list(codes), list(but))
 
 
+_MUTE = {
+    TimeoutError: "it took too long",
+    ConnectionResetError: "the other side cut the connection",
+    ConnectionRefusedError: "nothing listens there",
+    ConnectionAbortedError: "the connection was cut",
+    EOFError: "the other side ended in the middle",
+    MemoryError: "there is no memory left",
+}
+
+
 def words(error: BaseException) -> str:
-    """An exception as a sentence for an operator: its own words, or its type's name where it has none."""
+    """An exception as a sentence for an operator: its own words; where it has none, what its type means.
+
+    Mistakes of the program (KeyError, AssertionError …) carry their type, because their text alone says nothing.
+    """
     text = str(error).strip()
-    return text or type(error).__name__
+    if not text:
+        return next((said for kind, said in _MUTE.items() if isinstance(error, kind)), type(error).__name__)
+    is_mistake = isinstance(error, LookupError | AssertionError | TypeError | AttributeError | ArithmeticError)
+    return f"{type(error).__name__}: {text}" if is_mistake and type(error) is not LookupError else text
+
+
+def about(work: Work) -> str:
+    """What a run is about, for a person: `vm web (vm_01h…)`."""
+    name = f"{work.subject_name} ({work.subject})" if work.subject_name else work.subject
+    return f"{work.program} {name}"
 
 
 def code_of(error: BaseException) -> str:

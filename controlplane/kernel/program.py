@@ -128,6 +128,12 @@ class Program(ABC, Generic[Subject, Hosts]):
         return self._subject
 
     @property
+    def subject_name(self) -> str:
+        """What people call the subject: its name, a host's address, or nothing."""
+        named: Any = self._subject
+        return str(getattr(named, "name", "") or getattr(named, "address", "") or "")
+
+    @property
     def has_subject(self) -> bool:
         return self._subject is not None
 

@@ -253,6 +253,7 @@ class Runner:
     async def _call(self, program: AnyProgram, work: Work) -> Outcome:
         instance = program(work, self.world)
         await instance.load_subject()
+        work.subject_name = instance.subject_name
         try:
             outcome = await getattr(instance, work.step)()
         except SubjectGone as gone:
@@ -283,14 +284,14 @@ class Runner:
             raise LeaseLost(work.run_id) from error
         log.warning("run %s: %s.%s, try %d: %s", work.run_id, work.program, work.step, work.attempt, text, exc_info=error)
         if work.attempt >= PATIENCE or code == PROGRAM_UNKNOWN:
-            detail = f"{work.program} {work.subject}: step {work.step} has failed {work.attempt} times: {text}"
+            detail = f"{incident.about(work)}: step {work.step} has failed {work.attempt} times: {text}"
             await incident.open_run_incident(self.database.pool, work, code, detail)
         self._wake_in(work.run_id, row["seconds"])
 
     async def _park(self, work: Work, terminal: Terminal) -> None:
         written = await work.park(terminal.code, terminal.detail)
         log.error("run %s: %s.%s parked: %s: %s", work.run_id, work.program, work.step, terminal.code, terminal.detail)
-        detail = f"{work.program} {work.subject}: step {work.step} cannot go on: {terminal.detail}"
+        detail = f"{incident.about(work)}: step {work.step} cannot go on: {terminal.detail}"
         await incident.open_run_incident(self.database.pool, work, terminal.code, detail)
         self._rest(work, written)
 

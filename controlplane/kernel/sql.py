@@ -312,6 +312,15 @@ RESOLVE_RUN_INCIDENTS = """
 UPDATE incident SET resolved_at = now(), resolved_by = $2
 WHERE run_id = $1 AND resolved_at IS NULL AND ($3::text[] IS NULL OR code = ANY ($3::text[])) AND code <> ALL ($4::text[])"""
 
+# What a worker that died between an outcome and this could not close any more: incidents of runs that ended or are well.
+RESOLVE_HEALED_INCIDENTS = """
+UPDATE incident SET resolved_at = now(), resolved_by = 'kernel'
+WHERE resolved_at IS NULL AND run_id IS NOT NULL AND NOT EXISTS (
+    SELECT FROM run WHERE run.id = incident.run_id AND run.finished_at IS NULL
+      AND CASE WHEN incident.code = $1 THEN run.overdue_at IS NOT NULL
+          ELSE run.parked_at IS NOT NULL OR run.last_error IS NOT NULL END)
+RETURNING id"""
+
 RESOLVE_SUBJECT_INCIDENT = """
 UPDATE incident SET resolved_at = now(), resolved_by = $3
 WHERE subject = $1 AND code = $2 AND run_id IS NULL AND resolved_at IS NULL"""

@@ -22,6 +22,7 @@ from controlplane.kernel.shard import ShardKeeper
 log = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
 DEADLINE_SECONDS = 5.0
+_HEAL_SECONDS = 60.0
 _PRUNE_SECONDS = 3600.0
 KEEP_DAYS = 30
 
@@ -34,6 +35,7 @@ class Sweeper:
         self.keeper = keeper
         self._hurry = asyncio.Event()
         self._deadlines_at = 0.0
+        self._heal_at = 0.0
         self._prune_at = time.monotonic() + _PRUNE_SECONDS
 
     def hurry(self) -> None:
@@ -60,9 +62,17 @@ class Sweeper:
         if now >= self._deadlines_at:
             self._deadlines_at = now + DEADLINE_SECONDS
             await look_at_deadlines(self.runner, shards)
+        if now >= self._heal_at and 0 in self.keeper.held:
+            self._heal_at = now + _HEAL_SECONDS
+            await close_healed(self.runner)
         if now >= self._prune_at and 0 in self.keeper.held:
             self._prune_at = now + _PRUNE_SECONDS
             await self.runner.database.pool.execute(sql.PRUNE, KEEP_DAYS)
+
+
+async def close_healed(runner: Runner) -> int:
+    """Close the incidents whose run has ended or is well again; returns how many were still open."""
+    return len(await runner.database.pool.fetch(sql.RESOLVE_HEALED_INCIDENTS, DEADLINE_MISSED))
 
 
 async def look_at_deadlines(runner: Runner, shards: Collection[int]) -> int:

@@ -99,6 +99,7 @@ class Work:
     traceparent: str | None
     signals: Sequence[Told]
     seconds_of: Mapping[str, float | None]  # of each step, until its deadline; None is a rest step
+    subject_name: str = ""  # for people
     dump_memo: Callable[[], str] | None = None
     memo_to_store: str | None = None  # what the open transaction stores, when it changed
     words: list[Word] = field(default_factory=list)

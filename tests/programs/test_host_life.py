@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from controlplane.kernel.harness import Harness, Scenario
+from controlplane.kernel.reconcile import Reconciler, keep_runs
 from controlplane.kernel.registry import Registry
 from controlplane.kernel.runner import Runner
 from controlplane.kernel.world import World
@@ -26,6 +27,7 @@ from controlplane.remote.login import LoginRefused, Ran, Target
 from controlplane.resources.host import service
 from controlplane.resources.host.keys import new_key
 from controlplane.resources.host.program import HostPreflightProgram, HostProgram
+from controlplane.resources.host.reconcile import HostPreflightsReconciler
 from controlplane.resources.host.schemas import HostCreate, PreflightCreate
 from hostagent.protocol import codec
 from hostagent.protocol.enrol import Change, ChangeLine, Check, PreflightReport
@@ -193,11 +195,49 @@ async def test_a_preflight_that_failed_keeps_no_identity(world: World[Any], link
             row = await session.get_one(HostPreflight, row_id)
             assert row.identity_sealed is None
             row.created_at = func.now() - timedelta(days=3)
-        async with world.database.session() as session:
-            await service.preflight(session, world.sealer, PreflightCreate(address="h2.test"))
+        await advance_all(world, runner, HostPreflightsReconciler)
         await runner.advance(await run_of(world, "host_preflight", row_id))
         async with world.database.session() as session:
             assert await session.get(HostPreflight, row_id) is None, "also a parked one goes in the end"
+        assert await open_incidents(world) == []
+
+
+@pytest.mark.parametrize("by", ["preflight", "add"])
+async def test_a_failed_look_is_forgotten_when_the_place_is_tried_anew(world, links, server: Server, by: str) -> None:
+    world = replace(world, hosts=links)
+    server.is_closed = True
+    async with world.database.session() as session:
+        wanted = PreflightCreate(address="h1.test", host_key_fingerprint=FINGERPRINT)
+        row_id = (await service.preflight(session, world.sealer, wanted)).id
+        other_id = (await service.preflight(session, world.sealer, wanted.model_copy(update={"address": "h9.test"}))).id
+    async with Runner(world=world, registry=Registry([HostPreflightProgram])) as runner:
+        runs = {row: await run_of(world, "host_preflight", row) for row in (row_id, other_id)}
+        for run_id in runs.values():
+            await runner.advance(run_id)
+        assert [subject for subject, _ in await open_incidents(world)] == sorted([row_id, other_id])
+        detail = dict(await open_incidents(world))[row_id]
+        assert "h1.test" in detail
+        assert "host_preflight" in detail
+        async with world.database.session() as session:
+            if by == "preflight":
+                await service.preflight(session, world.sealer, wanted)
+            else:
+                await service.add(session, world.sealer, body(1))
+        for run_id in runs.values():
+            await runner.advance(run_id)
+        assert [subject for subject, _ in await open_incidents(world)] == [other_id]
+
+
+async def open_incidents(world: World[Any]) -> list[tuple[str, str]]:
+    rows = await world.database.pool.fetch("SELECT subject, detail FROM incident WHERE resolved_at IS NULL ORDER BY subject")
+    return [(row[0], row[1]) for row in rows]
+
+
+async def advance_all(world: World[Any], runner: Runner, reconciler: type[Reconciler[Any, Any]]) -> None:
+    """Run a reconciler's look once, as a worker of its own does."""
+    await keep_runs(world, reconciler)
+    async with Runner(world=world, registry=Registry([reconciler])) as other:
+        await other.advance(await run_of(world, reconciler.name, "all"))
 
 
 async def run_of(world: World[Any], program: str, subject: str) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
+from controlplane.models.run import Run
 
 
 async def by_name_locked(session: AsyncSession, name: str) -> Host | None:
@@ -19,6 +20,13 @@ async def by_name_locked(session: AsyncSession, name: str) -> Host | None:
 
 async def bootstrap_key(session: AsyncSession) -> BootstrapKey | None:
     return await session.get(BootstrapKey, "bootstrap")
+
+
+async def failed_preflights(session: AsyncSession, address: str, port: int) -> Sequence[str]:
+    """Ids of those of this place that failed for good."""
+    parked = select(Run.subject).where(Run.program == "host_preflight", Run.finished_at.is_(None), Run.parked_at.is_not(None))
+    here = HostPreflight.address == address, HostPreflight.port == port
+    return list(await session.scalars(select(HostPreflight.id).where(*here, HostPreflight.id.in_(parked))))
 
 
 async def old_preflights(session: AsyncSession) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Says to a host what is planned for it besides machines, and plans what holds for all machines of every host.
+"""Says to a host what is planned for it besides machines, plans what holds for all machines of every host, ends old looks.
 
 The one rule: `host_documents` knows no noun: it says rows and writes down what the host answered.
 """
@@ -30,6 +30,8 @@ from controlplane.models.network import AddressPool
 from controlplane.models.vm import Vm
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out
+from controlplane.resources.host import queries
+from controlplane.resources.host.service import PREFLIGHT_PROGRAM
 from controlplane.settings import NetworkSettings
 from hostagent.protocol.network import PolicyWanted
 from hostagent.protocol.results import Succeeded
@@ -210,3 +212,15 @@ def _addresses(host: Host) -> Iterable[IPv4Network | IPv6Network]:
             continue
         if not found.is_loopback:
             yield ipaddress.ip_network(found)
+
+
+class HostPreflightsReconciler(Reconciler[str, HostLinks]):
+    """Ends preflights that failed and rest, when they are a day old; their incidents close with them."""
+
+    name: ClassVar[str] = "host_preflights"
+    every: ClassVar[timedelta] = timedelta(minutes=10)
+
+    async def reconcile(self) -> None:
+        async with self.tx() as tx:
+            for preflight_id in await queries.old_preflights(tx.session):
+                await kernel.destroy(tx.session, PREFLIGHT_PROGRAM, preflight_id)

@@ -40,8 +40,7 @@ async def bootstrap_key(session: AsyncSession, sealer: Sealer) -> BootstrapKey:
 async def preflight(session: AsyncSession, sealer: Sealer, body: PreflightCreate) -> HostPreflight:
     """Have a worker look at a host."""
     await bootstrap_key(session, sealer)
-    for old_id in await queries.old_preflights(session):  # those that failed rest for ever by themselves
-        await kernel.destroy(session, PREFLIGHT_PROGRAM, old_id)
+    await _forget_failed_looks(session, body.address, body.port)
     row = HostPreflight(
         id=new_id(Kind.PREFLIGHT),
         address=body.address,
@@ -58,6 +57,12 @@ async def preflight(session: AsyncSession, sealer: Sealer, body: PreflightCreate
     await session.flush()
     await kernel.start(session, PREFLIGHT_PROGRAM, row.id)
     return row
+
+
+async def _forget_failed_looks(session: AsyncSession, address: str, port: int) -> None:
+    """End the failed preflights of a place that is tried anew, and with them their incidents."""
+    for old_id in await queries.failed_preflights(session, address, port):
+        await kernel.destroy(session, PREFLIGHT_PROGRAM, old_id)
 
 
 async def add(session: AsyncSession, sealer: Sealer, body: HostCreate) -> Host:
@@ -81,6 +86,7 @@ async def add(session: AsyncSession, sealer: Sealer, body: HostCreate) -> Host:
         host.generation += 1
     _apply(sealer, host, body)
     await session.flush()
+    await _forget_failed_looks(session, body.address, body.port)
     await kernel.start(session, PROGRAM, host.id)
     await kernel.resume(session, PROGRAM, host.id)
     return host

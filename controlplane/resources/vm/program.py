@@ -15,6 +15,7 @@ from controlplane.models.host import Host
 from controlplane.models.image import Image
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
+from controlplane.placement.queue import wake_next
 from controlplane.placement.reserve import release, resize_reservation
 from controlplane.placement.wake import wake_waiting
 from controlplane.remote.link import HostKeyChanged, HostLinks, HostUnreachable
@@ -46,6 +47,7 @@ class VmProgram(Program[Vm, HostLinks]):
                 image = await tx.session.get_one(Image, vm.image_id)
                 if await service.place(tx.session, vm, image.architecture) is None:
                     return tx.wait(seconds=RETRY_PLACE_SECONDS)
+                await wake_next(tx.session)
             assert vm.host_id is not None
             await put_on_host(tx.session, vm.id, vm.host_id)
             await kernel.start(tx.session, "routes", "all")

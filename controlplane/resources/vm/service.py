@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.authz.service import Actor
 from controlplane.core.errors import FieldError, InvalidInput
 from controlplane.core.ids import Kind, is_id, new_id
+from controlplane.core.json import Json
 from controlplane.core.sealing import Sealer
 from controlplane.core.sshkey import checked_public_key
 from controlplane.kernel import service as kernel
@@ -22,6 +23,7 @@ from controlplane.models.network import Network
 from controlplane.models.project import Project
 from controlplane.models.vm import Vm
 from controlplane.placement.explain import count_rejections, explain
+from controlplane.placement.queue import count_ahead
 from controlplane.placement.reserve import Placement, reserve, resize_reservation
 from controlplane.resources.image.errors import ImageNotAvailable
 from controlplane.resources.nic.service import allocate_nic
@@ -122,15 +124,23 @@ def _refuse_container(project: Project, wanted: VmCreate, image: Image) -> None:
 async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement | None:
     """Reserve for a waiting VM, or write down what runs short; the caller holds the row's lock."""
     request = request_for(vm, architecture)
-    placement = await reserve(session, vm.id, request)
+    ahead = await count_ahead(session, vm, request)
+    placement = await reserve(session, vm.id, request) if ahead == 0 else None
     if placement is None:
         explanation = await explain(session, request)
         count_rejections(explanation)
-        vm.shortage = explanation.as_json()
+        vm.shortage = explanation.as_json() | _words_of_queue(ahead)
     else:
         vm.state, vm.host_id, vm.driver, vm.shortage = "placed", placement.host_id, placement.driver, None
     await session.flush()
     return placement
+
+
+def _words_of_queue(ahead: int) -> dict[str, Json]:
+    if not ahead:
+        return {}
+    who = "one machine that asked" if ahead == 1 else f"{ahead} machines that asked"
+    return {"detail": f"{who} earlier for no more than this still {'waits' if ahead == 1 else 'wait'} for room"}
 
 
 async def _image(session: AsyncSession, ref: str) -> Image:
