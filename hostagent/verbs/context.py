@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from hostagent.drivers.network.balancer import Balancers, KernelFlows, NoFlows
+from hostagent.drivers.network.balancer import Balancers
 from hostagent.drivers.network.firewall import Firewalls
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.registry import Drivers
@@ -82,7 +82,6 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
     documents = Documents(paths, HostSealer(paths.host_key))
     await documents.load()
     rules = Ruleset(drivers.rules)
-    flows = NoFlows() if drivers.rules.traits.name == "fake" else KernelFlows()
     return Agent(
         paths=paths,
         config=config,
@@ -93,6 +92,6 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
         jobs=Jobs(events),
         tickets=Tickets(),
         rules=rules,
-        balancers=Balancers(rules, paths.state / "balancer", flows),
+        balancers=Balancers(rules, paths.state / "balancer", drivers.flows),
         version=version,
     )

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from hostagent.drivers.network import balancer_kernel
-from hostagent.drivers.network.balancer import Balancers, KernelFlows
+from hostagent.drivers.network.balancer import Balancers
+from hostagent.drivers.network.conntrack import Conntrack
 from hostagent.drivers.network.nft import NftHelper
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.lib.wait import until
@@ -43,7 +44,8 @@ class Edge:
     def __init__(self, stage, directory) -> None:
         self.stage = stage
         self.rules = Ruleset(NftHelper())
-        self.balancers = Balancers(self.rules, directory, KernelFlows())
+        self.flows = Conntrack()
+        self.balancers = Balancers(self.rules, directory, self.flows)
         self.generation = 0
 
     async def start(self, *documents) -> None:
@@ -86,6 +88,7 @@ async def edge(own_network, tmp_path):
     yield made
     await made.balancers.close()
     await made.rules.close()
+    made.flows.close()
     await stage.close()
 
 

@@ -9,18 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from hostagent.drivers.network.balancer_away import AwayTimes
 from hostagent.drivers.network.balancer_buckets import Table
 from hostagent.drivers.network.balancer_health import Facts, ServiceHealth
-from hostagent.drivers.network.balancer_marks import BackendMarks
-from hostagent.drivers.network.balancer_rules import FAMILIES, Family, class_of, guard_of, guard_part, service_part, shared_part
+from hostagent.drivers.network.balancer_memory import BalancerMemory
+from hostagent.drivers.network.balancer_rules import (
+    FAMILIES,
+    Family,
+    Guard,
+    bucket_change,
+    class_of,
+    guard_of,
+    guard_part,
+    service_part,
+    shared_part,
+)
 from hostagent.drivers.network.balancer_service import Failovers, Opinions, Service, target_of, targets_of
-from hostagent.drivers.network.conntrack import Conntrack
-from hostagent.drivers.network.protocol import RulePart
+from hostagent.drivers.network.protocol import FlowDriver, RuleChange, RulePart
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.network.table import MARK_BACKEND_MASK
 from hostagent.probes.attempt import attempt
@@ -35,43 +45,25 @@ DEFAULT_PROBE = ProbeWanted(kind="tcp", timeout_ms=CONFIRM_MS)
 SHARED = "balancer"
 
 
-class NoFlows:
-    """Where no kernel is touched."""
+class Written(NamedTuple):
+    """What of a service was written last."""
 
-    async def end(self, mark: int) -> None:
-        del mark
-
-    def close(self) -> None:
-        pass
-
-
-class KernelFlows:
-    """Of the network namespace of the thread that ends the first one."""
-
-    def __init__(self) -> None:
-        self._conntrack: Conntrack | None = None
-
-    async def end(self, mark: int) -> None:
-        self._conntrack = self._conntrack or Conntrack()
-        await self._conntrack.delete_marked(mark & MARK_BACKEND_MASK, MARK_BACKEND_MASK)
-
-    def close(self) -> None:
-        if self._conntrack is not None:
-            self._conntrack.close()
-            self._conntrack = None
+    tables: dict[Family, Table]
+    opinions: Opinions
+    is_new: bool
 
 
 class Balancers:
     """`flows`: where the flows that carry a mark are ended; `on_change` is told which service is seen differently now."""
 
-    def __init__(self, rules: Ruleset, directory: Path, flows: KernelFlows | NoFlows) -> None:
+    def __init__(self, rules: Ruleset, directory: Path, flows: FlowDriver) -> None:
         self.services: dict[str, Service] = {}
         self.failovers = Failovers()
         self.prober = Prober(self._probed)
         self.on_change: Callable[[str], None] = lambda _id: None
         self._rules = rules
-        self._marks = BackendMarks(directory / "marks.json")
-        self._away = AwayTimes(directory / "away.json")
+        self._memory = BalancerMemory(directory)
+        self._guards: Counter[Guard] = Counter()
         self._flows = flows
         self._dirty: set[str] = set()
         self._learnt: dict[str, tuple[str, float]] = {}
@@ -113,9 +105,8 @@ class Balancers:
             self.prober.want(service_id, ())
             if service.timer is not None:
                 service.timer.cancel()
-        _, gone = self._marks.want(service_id, ())
-        self._gone_marks.extend(gone)
-        self._away.keep(service_id, {})
+            self._guards[service.guard] -= 1
+        self._gone_marks.extend(self._memory.forget(service_id))
         await self._flush(service_id)
 
     async def close(self) -> None:
@@ -128,7 +119,6 @@ class Balancers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._writer = None
-        self._flows.close()
 
     def is_written(self, wanted: LoadBalancerWanted) -> bool:
         service = self.services.get(wanted.id)
@@ -138,7 +128,8 @@ class Balancers:
     def _take(self, wanted: LoadBalancerWanted, *, assume_up: bool) -> Service:
         ports = {listener.target_port for listener in wanted.listeners}
         names = [backend.id for backend in wanted.backends if backend.state != "removed"]
-        marks, gone = self._marks.want(wanted.id, [(port, name) for port in ports for name in names])
+        states = {b.id: b.state for b in wanted.backends if b.state in ("draining", "ejected")}
+        memory, gone = self._memory.remember(wanted.id, [(port, name) for port in ports for name in names], states)
         self._gone_marks.extend(gone)
         service = self.services.get(wanted.id)
         if service is None:
@@ -146,14 +137,16 @@ class Balancers:
             service = self.services[wanted.id] = Service(wanted=wanted, health=health, marks={})
         else:
             self._forget_indexes(service)
+            self._guards[service.guard] -= 1
         flow_class = class_of(wanted)
         service.wanted, service.is_new, service.homes = wanted, True, {}
-        service.marks = {key: mark | flow_class for key, mark in marks.items()}
+        service.marks = {key: mark | flow_class for key, mark in memory.marks.items()}
+        service.guard = guard_of(wanted)
+        self._guards[service.guard] += 1
         service.health.replace(wanted)
-        away = self._away.keep(wanted.id, {b.id: b.state for b in wanted.backends if b.state in ("draining", "ejected")})
-        for name, since in away.items():
+        for name, (_, since) in memory.away.items():
             service.health.facts[name].away_since = since
-        service.drained &= away.keys()
+        service.drained &= memory.away.keys()
         self._index(service)
         return service
 
@@ -286,26 +279,26 @@ class Balancers:
         dirty, self._dirty = self._dirty, set()
         learnt, self._learnt = self._learnt, {}
         services = {name: self.services[name] for name in dirty & self.services.keys()}
-        before = {name: (service.tables, service.opinions) for name, service in services.items()}
+        before = {name: Written(one.tables, one.opinions, one.is_new) for name, one in services.items()}
         parts: dict[str, RulePart | None] = dict(self._render(services))
         parts |= {f"loadbalancer/{name}": None for name in dirty - self.services.keys()}
         parts |= dict.fromkeys(self._unused(), None)
         try:
             if parts:
-                await self._rules.put(parts)
+                await self._rules.put(parts, change=self._bucket_change(services, before, parts))
         except BaseException:
             self._dirty |= dirty
             self._learnt = {**self._learnt, **learnt}
             for name, service in services.items():
-                service.tables, service.opinions, service.is_new = *before[name], True
+                service.tables, service.opinions, service.is_new = before[name].tables, before[name].opinions, True
             raise
         self._shared |= {name for name, part in parts.items() if part is not None and name.startswith(SHARED)}
         self._shared -= {name for name, part in parts.items() if part is None}
         for name, service in services.items():
-            self._after(service, *before[name], learnt.get(name))
+            self._after(service, before[name], learnt.get(name))
         gone, self._gone_marks = self._gone_marks, []
         for mark in gone:
-            self._background(self._flows.end(mark))
+            self._background(self._forget(mark))
 
     def _render(self, services: dict[str, Service]) -> dict[str, RulePart]:
         """The parts of those services whose part changes, and whatever they stand on that is not there yet."""
@@ -317,26 +310,34 @@ class Balancers:
                 continue
             service.tables, service.is_new = tables, False
             parts[f"loadbalancer/{name}"] = service_part(service.wanted, service.marks, tables)
-            guard = guard_of(service.wanted)
-            if (shared := f"{SHARED}/{guard.chain}") not in self._shared:
-                parts[shared] = guard_part(guard)
+            if (shared := f"{SHARED}/{service.guard.chain}") not in self._shared:
+                parts[shared] = guard_part(service.guard)
         if parts and SHARED not in self._shared:
             parts[SHARED] = shared_part()
         return parts
 
+    @staticmethod
+    def _bucket_change(
+        services: dict[str, Service], before: dict[str, Written], parts: Mapping[str, RulePart | None]
+    ) -> RuleChange | None:
+        """When only one known service's buckets move, which: comparing all that it has would take longer than all else."""
+        names = list(parts)
+        service = services.get(names[0].removeprefix("loadbalancer/")) if len(names) == 1 else None
+        if service is None or before[service.wanted.id].is_new:
+            return None
+        return bucket_change(service.wanted, service.marks, before[service.wanted.id].tables, service.tables)
+
     def _unused(self) -> set[str]:
         """Shared parts that no service stands on any more."""
-        used = {f"{SHARED}/{guard_of(service.wanted).chain}" for service in self.services.values()}
+        used = {f"{SHARED}/{guard.chain}" for guard, services in self._guards.items() if services > 0}
         return self._shared - used - ({SHARED} if self.services else set())
 
-    def _after(
-        self, service: Service, tables: dict[Family, Table], opinions: Opinions, learnt: tuple[str, float] | None
-    ) -> None:
+    def _after(self, service: Service, before: Written, learnt: tuple[str, float] | None) -> None:
         """The table is written: count, end flows, set the clock, tell."""
         now, wall, name = time.monotonic(), time.time(), service.wanted.id
-        if learnt is not None and tables and tables != service.tables:
+        if learnt is not None and before.tables and before.tables != service.tables:
             self.failovers.add(learnt[0], now - learnt[1])
-        for backend, word in service.changes(opinions):
+        for backend, word in service.changes(before.opinions):
             if word.startswith("down: ") or word == "ejected":
                 self._background(self._end(service, backend))
             elif word.startswith("held: "):
@@ -351,13 +352,16 @@ class Balancers:
         service.timer = None
         if seconds is not None:
             service.timer = asyncio.get_running_loop().call_later(seconds, self._mark_dirty, name)
-        if opinions != service.opinions:
+        if before.opinions != service.opinions:
             self.on_change(name)
+
+    async def _forget(self, mark: int) -> None:
+        await self._flows.delete_marked(mark & MARK_BACKEND_MASK, MARK_BACKEND_MASK)
 
     async def _end(self, service: Service, name: str) -> None:
         for (_, backend), mark in service.marks.items():
             if backend == name:
-                await self._flows.end(mark)
+                await self._forget(mark)
 
     def _background(self, work: Awaitable[None]) -> None:
         async def careful() -> None:

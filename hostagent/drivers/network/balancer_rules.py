@@ -11,8 +11,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table
-from hostagent.drivers.network.protocol import RulePart, SetSpec
+from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table, moved
+from hostagent.drivers.network.protocol import RuleChange, RulePart, SetSpec
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted
 
 Family = int  # 4 or 6
@@ -47,6 +47,9 @@ class Guard:
     @property
     def chain(self) -> str:
         return f"lb_g_{self.rate}_{self.connections}_{self.tcp_seconds}_{self.udp_seconds}"
+
+
+NO_GUARD = Guard()
 
 
 def guard_of(wanted: LoadBalancerWanted) -> Guard:
@@ -159,6 +162,9 @@ def _sets(family: Family) -> dict[str, SetSpec]:
     }  # fmt: skip
 
 
+_SPECS = {name: spec for family in FAMILIES for name, spec in _sets(family).items()}
+
+
 def _choices(family: Family) -> dict[str, str]:
     source, seed = _SADDR[family], f"mod {BUCKETS} seed {SEED:#x}"
     return {
@@ -227,7 +233,7 @@ def service_part(wanted: LoadBalancerWanted, marks: Marks, tables: Mapping[Famil
             if not any(tables[family]):
                 guards[key] = "goto lb_reject"
                 continue
-            if guard != Guard():
+            if guard != NO_GUARD:
                 guards[key] = f"goto {guard.chain}"
             elements.setdefault(f"lb_services{family}", {})[key] = f"goto {_algorithm(wanted, family, chains)}"
             by_owner = {owner: str(marks[listener.target_port, owner]) if owner else "" for owner in set(tables[family])}
@@ -236,6 +242,29 @@ def service_part(wanted: LoadBalancerWanted, marks: Marks, tables: Mapping[Famil
     _add_backends(wanted, marks, elements)
     joined = {name: JoinedElements(parts) for name, parts in buckets.items()}
     return RulePart(chains=chains, elements={name: found for name, found in {**elements, **joined}.items() if found})
+
+
+def bucket_change(
+    wanted: LoadBalancerWanted, marks: Marks, before: Mapping[Family, Table], after: Mapping[Family, Table]
+) -> RuleChange | None:
+    """The elements of the buckets whose owner differs; None where more than that changes (nobody is left, or was there)."""
+    removed: dict[str, dict[str, str]] = {}
+    added: dict[str, dict[str, str]] = {}
+    for vip in wanted.vips:
+        family = family_of(vip)
+        buckets = moved(before[family], after[family])
+        if not buckets:
+            continue
+        if not (before[family][0] and after[family][0]):
+            return None
+        name = f"lb_buckets{family}"
+        old, new = removed.setdefault(name, {}), added.setdefault(name, {})
+        for listener in wanted.listeners:
+            prefix = f"{vip} . {listener.protocol} . {listener.port} . "
+            for bucket in buckets:
+                old[f"{prefix}{bucket}"] = str(marks[listener.target_port, before[family][bucket]])
+                new[f"{prefix}{bucket}"] = str(marks[listener.target_port, after[family][bucket]])
+    return RuleChange(removed=removed, added=added, specs=_SPECS)
 
 
 def _algorithm(wanted: LoadBalancerWanted, family: Family, chains: dict[str, tuple[str, ...]]) -> str:

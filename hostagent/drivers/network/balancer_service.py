@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hostagent.drivers.network.balancer_buckets import Table, fill, share_out
 from hostagent.drivers.network.balancer_health import Opinion, ServiceHealth
-from hostagent.drivers.network.balancer_rules import FAMILIES, Family, address_of
+from hostagent.drivers.network.balancer_rules import FAMILIES, NO_GUARD, Family, Guard, address_of
 from hostagent.probes.prober import Target
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted, ProbeWanted
 
@@ -30,6 +30,7 @@ class Service:
     wanted: LoadBalancerWanted
     health: ServiceHealth
     marks: dict[tuple[int, str], int]
+    guard: Guard = NO_GUARD
     homes: dict[Family, Table] = field(default_factory=dict)
     tables: dict[Family, Table] = field(default_factory=dict)
     opinions: Opinions = field(default_factory=dict)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from hostagent.drivers.network.firewall_sets import Box, Version, addresses_of, box_text, boxes, range_text
 from hostagent.drivers.network.protocol import RulePart, SetSpec, interface_name
-from hostagent.drivers.network.table import LINKS, TUNNELS
+from hostagent.drivers.network.table import LINKS, MARK_BACKEND_MASK, TUNNELS
 from hostagent.protocol.network import FirewallWanted, PolicyWanted
 from hostagent.protocol.wanted import NicWanted
 
@@ -124,6 +124,8 @@ _CHAINS: dict[str, tuple[str, ...]] = {
         "ct state invalid counter name denied_in drop",
         "ip daddr . ip saddr . meta l4proto . th dport . th sport @s_revoked4 goto machine_revoked",
         "ip6 daddr . ip6 saddr . meta l4proto . th dport . th sport @s_revoked6 goto machine_revoked",
+        # What a load balancer of this host sends to a backend is let in by the load balancer itself.
+        f"ct status dnat ct mark & {MARK_BACKEND_MASK:#x} != 0 return",
         "oifname vmap @m_in",
         "counter name denied_in drop",
     ),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from hostagent.drivers.network.nfnetlink import FAMILIES, attribute
 from hostagent.drivers.network.protocol import FieldType, RuleChange, SetSpec
@@ -61,10 +62,7 @@ def _bodies(name: str, spec: SetSpec, pairs: Mapping[str, str], kind: int) -> It
 
 
 def _element(spec: SetSpec, key: str, value: str, is_interval: bool) -> bytes:
-    fields = key.split(" . ")
-    if len(fields) != len(spec.key):
-        raise Unsupported(f"{key} has not {len(spec.key)} fields")
-    first, last = _range(spec.key, fields)
+    first, last = _range(spec.key, key)
     body = attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, first))
     if is_interval:
         body += attribute(ELEM_KEY_END | NESTED, attribute(DATA_VALUE, last))
@@ -76,18 +74,39 @@ def _element(spec: SetSpec, key: str, value: str, is_interval: bool) -> bytes:
         return body + attribute(ELEM_DATA | NESTED, attribute(DATA_VERDICT | NESTED, _verdict(value)))
     if spec.data == ("name",):
         return body + attribute(ELEM_OBJREF, _text(value.strip('"')))
-    data, _ = _range(spec.data, value.split(" . "))
-    return body + attribute(ELEM_DATA | NESTED, attribute(DATA_VALUE, data))
+    return body + _data(spec.data, value)
 
 
-def _range(types: tuple[FieldType, ...], fields: Iterable[str]) -> tuple[bytes, bytes]:
-    pairs = [_field(kind, text) for kind, text in zip(types, fields, strict=True)]
-    if len(pairs) == 1:
-        return pairs[0]
-    first, last = (b"".join(end + b"\0" * (-len(end) % 4) for end in ends) for ends in zip(*pairs, strict=True))
+@lru_cache(maxsize=1024)
+def _data(types: tuple[FieldType, ...], value: str) -> bytes:
+    return attribute(ELEM_DATA | NESTED, attribute(DATA_VALUE, _range(types, value)[0]))
+
+
+def _range(types: tuple[FieldType, ...], text: str) -> tuple[bytes, bytes]:
+    """First and last of what the text means, fields padded as the kernel keeps them. Raises Unsupported."""
+    if len(types) == 1:
+        return _field(types[0], text)
+    before, _, final = text.rpartition(" . ")
+    head, tail = _joined(types[:-1], before), _field(types[-1], final)
+    padding = b"\0" * (-len(tail[0]) % 4)
+    return head[0] + tail[0] + padding, head[1] + tail[1] + padding
+
+
+@lru_cache(maxsize=1024)  # a bucket swap says the same address, protocol and port 126 times
+def _joined(types: tuple[FieldType, ...], text: str) -> tuple[bytes, bytes]:
+    fields = text.split(" . ")
+    if len(fields) != len(types):
+        raise Unsupported(f"{text} has not {len(types)} fields")
+    first = last = b""
+    for kind, field in zip(types, fields, strict=True):
+        one, other = _field(kind, field)
+        padding = b"\0" * (-len(one) % 4)
+        first += one + padding
+        last += other + padding
     return first, last
 
 
+@lru_cache(maxsize=4096)
 def _field(kind: FieldType, text: str) -> tuple[bytes, bytes]:
     """First and last of the values that the text means, which are mostly one. Raises Unsupported."""
     try:

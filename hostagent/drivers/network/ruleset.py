@@ -38,19 +38,21 @@ class Ruleset:
         """
         async with self._lock:
             self._is_open = True
-            self._keep({**self.parts, **parts})
+            self._keep(parts)
             if self.parts or await self.driver.observe() is not None:
                 await self._replace()
 
-    async def put(self, parts: Mapping[str, RulePart | None]) -> None:
+    async def put(self, parts: Mapping[str, RulePart | None], *, change: RuleChange | None = None) -> None:
         """In the kernel afterwards; None takes a part out. When this raises AgentError, the wanted parts are still these,
         and `repair` (or the next `put`) tries again. Raises ValueError for parts that contradict each other.
+
+        `change`: what leads from the present parts to these, where the caller knows it better than a comparison finds it.
         """
         async with self._lock:
             before = {name: self.parts[name] for name in parts if name in self.parts}
             after = {name: part for name, part in parts.items() if part is not None}
-            change = difference(before.values(), after.values(), self._specs)
-            self._keep({**{name: part for name, part in self.parts.items() if name not in parts}, **after})
+            change = change or difference(before.values(), after.values(), self._specs)
+            self._keep(parts)
             if not self._is_open:
                 return
             if not (self.is_intact and self._is_written):
@@ -92,6 +94,13 @@ class Ruleset:
         self._is_written = bool(self.parts)
         self.is_intact = True
 
-    def _keep(self, parts: dict[str, RulePart]) -> None:
-        self.parts = parts
-        self._specs = {name: spec for part in parts.values() for name, spec in part.sets.items()}
+    def _keep(self, parts: Mapping[str, RulePart | None]) -> None:
+        """In time for what is put, not for all that is there."""
+        for name in parts:
+            if (before := self.parts.pop(name, None)) is not None:
+                for set_name in before.sets:
+                    self._specs.pop(set_name, None)
+        for name, part in parts.items():
+            if part is not None:
+                self.parts[name] = part
+                self._specs |= part.sets
