@@ -18,6 +18,7 @@ from controlplane.gateway.body import Asked, understand
 from controlplane.gateway.call import Call, Receive, Scope, Send, request_id_of
 from controlplane.gateway.directory import KeyEntry, RouteEntry
 from controlplane.gateway.exchange import Exchange, Means
+from controlplane.gateway.family import FAMILIES
 from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.limit import Limiter
 from controlplane.gateway.problem import Problem
@@ -25,7 +26,6 @@ from controlplane.gateway.search import estimate_prompt
 
 log = logging.getLogger(__name__)
 
-PROXIED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 KEY_PREFIX = b"bpk_"
 _MODELS = "/v1/models"
 _BODY_SECONDS = 60.0
@@ -73,7 +73,7 @@ class Gateway:
 
     async def _answer(self, method: str, call: Call, receive: Receive) -> None:
         path = call.path
-        if path in PROXIED:
+        if path in FAMILIES:
             if method != "POST":
                 raise problem.method_not_allowed(method, "POST")
             return await self._proxy(call, receive)
@@ -106,8 +106,8 @@ class Gateway:
     async def _authenticate(self, call: Call) -> KeyEntry:
         """The key of this call; raises Problem 401, or 503 when the database is away and the key is not a known one."""
         scheme, _, secret = (call.header(b"authorization") or b"").partition(b" ")
-        secret = secret.strip()
-        if scheme.lower() != b"bearer" or not secret:
+        secret = secret.strip() if scheme.lower() == b"bearer" else (call.header(b"x-api-key") or b"").strip()
+        if not secret:
             raise problem.invalid_key()
         key = self.keeper.current.key(secret)
         if key is None and secret.startswith(KEY_PREFIX):
@@ -201,7 +201,7 @@ def _forgive_cancellation() -> None:
 
 
 def _completion_limit(call: Call, asked: Asked) -> int:
-    if call.path == "/v1/embeddings":
+    if not call.family.has_completion:
         return 0
     return asked.max_tokens or _DEFAULT_MAX_TOKENS
 

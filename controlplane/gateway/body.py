@@ -14,6 +14,7 @@ from controlplane.gateway import problem
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]', re.DOTALL)
 _SPACE = b" \t\r\n"
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def understand(body: bytes) -> Asked:
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise problem.bad_request("stream_options must be an object.", param="stream_options")
-    limit = document.get("max_completion_tokens", document.get("max_tokens"))
+    limit = next((document[name] for name in _LIMITS if document.get(name) is not None), None)
     return Asked(
         model=model,
         is_stream=document.get("stream") is True,
@@ -53,11 +54,11 @@ def understand(body: bytes) -> Asked:
     )
 
 
-def prepare(body: bytes, asked: Asked, *, served_model_id: str, has_continuous_usage: bool, is_metered_stream: bool) -> bytes:
+def prepare(body: bytes, asked: Asked, *, served_model_id: str, has_continuous_usage: bool, asks_for_usage: bool) -> bytes:
     """The body for the replica: its own model id, and usage at the end of a stream, asked or not."""
     if asked.model != served_model_id:
         body = replace_member(body, "model", json.dumps(served_model_id))
-    if not is_metered_stream:
+    if not asks_for_usage:
         return body
     options: JsonObject = {**(asked.stream_options or {}), "include_usage": True}
     if has_continuous_usage:

@@ -10,6 +10,7 @@ from typing import Any
 
 from controlplane.core.ids import Kind, new_id
 from controlplane.gateway.directory import KeyEntry
+from controlplane.gateway.family import FAMILIES, OTHER, Family
 from controlplane.gateway.limit import NO_KEY_HEADERS, Buckets
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.problem import Problem
@@ -42,6 +43,10 @@ class Call:
     status: int = 0
     is_started: bool = False
     is_client_gone: bool = False
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES.get(self.path, OTHER)
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a request header (names are lower case in ASGI)."""
@@ -86,10 +91,10 @@ class Call:
         """Answer with an error; in a stream that has begun, an error event without `[DONE]`."""
         if self.is_started:
             self.status = failure.status
-            await self.body(failure.event(), more=False)
+            await self.body(self.family.error_event(failure), more=False)
         else:
             headers = [(b"content-type", b"application/json"), *failure.headers]
-            await self.answer(failure.status, headers, failure.body())
+            await self.answer(failure.status, headers, self.family.error_body(failure))
 
 
 def request_id_of(headers: list[Header]) -> bytes:

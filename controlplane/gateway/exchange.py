@@ -120,13 +120,14 @@ class Exchange:
             router.leave(target, replica, time.monotonic())
 
     async def _exchange(self, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
-        is_metered_stream = self._asked.is_stream and self._call.path != "/v1/embeddings"
+        family = self._call.family
+        is_metered_stream = self._asked.is_stream and family.is_streamed
         body = prepare(
             self._body,
             self._asked,
             served_model_id=target.served_model_id,
             has_continuous_usage=target.has_continuous_usage,
-            is_metered_stream=is_metered_stream,
+            asks_for_usage=is_metered_stream and family.has_stream_options,
         )
         self._phase("ttft" if self._asked.is_stream else "total")
         try:
@@ -169,7 +170,10 @@ class Exchange:
         if response.status == 501:
             raise problem.not_supported(self._route.name, said)
         is_json = response.content_type == "application/json"
-        is_ours = response.status in (401, 403, 407) or (response.status == 404 and not is_json)  # no engine of this model
+        is_ours = response.status in (401, 403, 407)
+        if response.status in (404, 405) and self._call.path != "/v1/chat/completions" and not _names_model(body):
+            raise problem.not_supported(self._route.name, said)
+        is_ours |= response.status == 404 and not is_json  # no engine of this model
         if not 400 <= response.status < 500 or is_ours:
             raise Fault(FaultKind.FAILED, problem.upstream_error(said))
         if not is_json:
@@ -221,7 +225,7 @@ class Exchange:
     async def _stream(self, response: aiohttp.ClientResponse, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
         """Pass events on as they come. The status goes out with the first of them, so that an early death keeps its code."""
         call = self._call
-        events = EventStream(_usage_form(self._asked), is_running_total=target.has_continuous_usage)
+        events = EventStream(_usage_form(self._asked), is_running_total=target.has_continuous_usage, reader=call.family.reader)
         meter.tokens = events.tokens
         meter.has_prefill = True
         while data := await self._next(response, replica):
@@ -318,6 +322,11 @@ def _usage_form(asked: Asked) -> UsageForm:
     if asked.wants_usage:
         return UsageForm.VERBATIM if asked.wants_continuous_usage else UsageForm.AT_END
     return UsageForm.NONE
+
+
+def _names_model(body: bytes) -> bool:
+    """Whether a 404 is about the model: an engine that does not know the path says nothing of models."""
+    return b"model" in body
 
 
 def _read_usage(meter: Meter, body: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
-from controlplane.gateway.stream import Tokens
+from controlplane.gateway.family import Tokens
 from controlplane.metering.journal import Journal
 from controlplane.metering.record import Closing, Opening, Outcome
 

@@ -24,12 +24,11 @@ class Problem(Exception):
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())
     log: str = ""
 
-    def body(self) -> bytes:
-        return json.dumps({"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}})
+    def document(self) -> dict[str, object]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def event(self) -> bytes:
-        """The same as a server-sent event, for streams that have begun."""
-        return b"data: " + self.body() + b"\n\n"
+    def body(self) -> bytes:
+        return json.dumps(self.document())
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> Problem:

@@ -11,7 +11,6 @@ from controlplane.gateway.call import Call
 from controlplane.gateway.directory import Match, RouteEntry, Target
 
 DEFAULT = "default"
-MODALITIES = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": "embedding"}
 _BEGINNINGS = (b'"messages"', b'"prompt"', b'"input"')
 
 
@@ -27,7 +26,7 @@ def matches(match: Match, call: Call, *, is_stream: bool, prompt_tokens: int) ->
     labels = call.key.labels if call.key is not None else {}
     if any(labels.get(name) != value for name, value in match.key_labels):
         return False
-    if match.modalities and MODALITIES.get(call.path) not in match.modalities:
+    if match.modalities and call.family.modality not in match.modalities:
         return False
     if match.is_stream is not None and match.is_stream is not is_stream:
         return False

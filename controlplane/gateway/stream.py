@@ -7,11 +7,11 @@ for is taken out. Comments and unknown fields pass. (Event syntax: WHATWG HTML, 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from controlplane.core import json
 from controlplane.core.json import JsonObject
+from controlplane.gateway.family import Reader, Tokens
 
 _END = re.compile(rb"\r?\n\r?\n")
 _USAGE = re.compile(rb'(,\s*)?"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}(\s*,)?')
@@ -29,31 +29,12 @@ class UsageForm(Enum):
     """The client asked for nothing: no running totals, no usage-only chunk."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Tokens:
-    """Counts so far. `is_exact`: they are the engine's own, not ours by counting chunks."""
-
-    prompt: int | None = None
-    completion: int = 0
-    cached: int = 0
-    is_exact: bool = False
-
-    def read(self, usage: JsonObject) -> None:
-        """Take over the engine's figures; anything that is no whole number is left alone."""
-        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-        if type(prompt) is not int or type(completion) is not int:
-            return
-        self.prompt, self.completion, self.is_exact = prompt, completion, True
-        details = usage.get("prompt_tokens_details")
-        if isinstance(details, dict) and type(cached := details.get("cached_tokens")) is int:
-            self.cached = cached
-
-
 class EventStream:
     """Feed it what arrives, send what it returns."""
 
-    def __init__(self, form: UsageForm, *, is_running_total: bool) -> None:
+    def __init__(self, form: UsageForm, *, is_running_total: bool, reader: Reader | None = None) -> None:
         self._form = form
+        self._reader = reader
         self._is_running_total = is_running_total
         self._tail = b""
         self._is_passing_long_event = False
@@ -107,7 +88,14 @@ class EventStream:
             chunk = json.loads(payload)
         except ValueError:
             return event
-        return self._chunk(event, chunk) if isinstance(chunk, dict) else event
+        if not isinstance(chunk, dict):
+            return event
+        if self._reader is None:
+            return self._chunk(event, chunk)
+        heard = self._reader(chunk, self.tokens)
+        self.has_tokens |= heard.is_token
+        self.is_done |= heard.is_done
+        return event
 
     def _chunk(self, event: bytes, chunk: JsonObject) -> bytes:
         choices = chunk.get("choices")
@@ -118,8 +106,7 @@ class EventStream:
             if any(isinstance(choice, dict) and _has_token(choice) for choice in choices):
                 self.has_tokens = True
                 if not isinstance(usage, dict):
-                    self.tokens.completion += 1
-                    self.tokens.is_exact = False
+                    self.tokens.count()
             if isinstance(usage, dict) and self._is_running_total and self._form is not UsageForm.VERBATIM:
                 return _without_usage(event, chunk, b"null" if self._form is UsageForm.AT_END else None)
         elif isinstance(usage, dict) and choices == [] and self._form is UsageForm.NONE:

@@ -1,0 +1,119 @@
+"""The kinds of calls that go to engines: how each streams, ends, and says what it used.
+
+The one rule: a family only reads. Bytes of every family pass unchanged; only OpenAI's chat and completions have usage that may
+have to be asked for and taken out again (`stream`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from controlplane.core import json
+from controlplane.core.json import JsonObject
+from controlplane.gateway.problem import Problem
+
+
+@dataclass(slots=True, kw_only=True)
+class Tokens:
+    """Counts so far. `is_exact`: they are the engine's own, not ours by counting chunks."""
+
+    prompt: int | None = None
+    completion: int = 0
+    cached: int = 0
+    is_exact: bool = False
+
+    def read(self, usage: JsonObject) -> None:
+        """Take over the engine's figures, in OpenAI's or Anthropic's words; what is no whole number is left alone."""
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        if type(prompt) is not int or type(completion) is not int:
+            return
+        self.prompt, self.completion, self.is_exact = prompt, completion, True
+        details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+        cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
+        if type(cached) is int:
+            self.cached = cached
+
+    def count(self) -> None:
+        """One more token that nobody but us has counted."""
+        self.completion += 1
+        self.is_exact = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What one event of a stream said."""
+
+    is_token: bool = False
+    is_done: bool = False
+
+
+Reader = Callable[[JsonObject, Tokens], Heard]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """`has_stream_options`: usage is asked for by the request. `reader` None: events are OpenAI's chunks, ended by `[DONE]`."""
+
+    modality: str
+    has_completion: bool = True
+    is_streamed: bool = True
+    has_stream_options: bool = False
+    reader: Reader | None = None
+    shape: str = "openai"
+
+    def error_body(self, failure: Problem) -> bytes:
+        """The error as an answer; Anthropic's SDKs look for a `type` beside `error`."""
+        return failure.body() if self.shape != "messages" else json.dumps({"type": "error", **failure.document()})
+
+    def error_event(self, failure: Problem) -> bytes:
+        """The error as the last event of a stream that has begun."""
+        name = b"" if self.shape == "openai" else b"event: error\n"
+        return name + b"data: " + self.error_body(failure) + b"\n\n"
+
+
+def read_messages(event: JsonObject, tokens: Tokens) -> Heard:
+    """Anthropic's events: input tokens come first, output tokens as running totals, `message_stop` ends."""
+    kind = event.get("type")
+    if kind == "message_start":
+        message = event.get("message")
+        usage = message.get("usage") if isinstance(message, dict) else None
+        if isinstance(usage, dict):
+            tokens.read(usage)
+            tokens.completion = 0
+    elif kind == "content_block_delta":
+        tokens.count()
+        return Heard(is_token=True)
+    elif kind == "message_delta":
+        usage = event.get("usage")
+        output = usage.get("output_tokens") if isinstance(usage, dict) else None
+        if type(output) is int:
+            tokens.completion, tokens.is_exact = output, tokens.prompt is not None
+    return Heard(is_done=kind == "message_stop")
+
+
+def read_response(event: JsonObject, tokens: Tokens) -> Heard:
+    """Events of `/v1/responses`: deltas of any kind are tokens, the last event carries the whole response with its usage."""
+    kind = str(event.get("type", ""))
+    if kind.endswith(".delta"):
+        tokens.count()
+        return Heard(is_token=True)
+    is_done = kind in ("response.completed", "response.incomplete", "response.failed")
+    if is_done:
+        response = event.get("response")
+        usage = response.get("usage") if isinstance(response, dict) else None
+        if isinstance(usage, dict):
+            tokens.read(usage)
+    return Heard(is_done=is_done)
+
+
+FAMILIES: dict[str, Family] = {
+    "/v1/chat/completions": Family(modality="chat", has_stream_options=True),
+    "/v1/completions": Family(modality="completion", has_stream_options=True),
+    "/v1/embeddings": Family(modality="embedding", has_completion=False, is_streamed=False),
+    "/v1/rerank": Family(modality="rerank", has_completion=False, is_streamed=False),
+    "/v1/messages": Family(modality="chat", reader=read_messages, shape="messages"),
+    "/v1/responses": Family(modality="chat", reader=read_response, shape="responses"),
+}
+OTHER = Family(modality="")
