@@ -97,6 +97,7 @@ class Firewalls:
         combinations = self._move(firewall_id, came=now - was, left=was - now)
         new_sets = self._sets.get(firewall_id)
         is_alike = old_sets is not None and new_sets is not None and old_sets.sets.keys() == new_sets.sets.keys()
+        is_alike = is_alike and _kinds(before) == _kinds(firewall)  # an allow of nothing has no set and restricts all the same
         if not is_alike:  # its combinations look into other sets than before, and its nics may go by other chains
             combinations |= {users for users in self._users if firewall_id in users}
         parts = self._answer(combinations, was ^ now if is_alike else was | now)
@@ -202,6 +203,10 @@ class Firewalls:
             filters = any(has_rules(firewalls, ("egress", action)) for action in ("allow", "deny"))
             found[f"nic/{nic_id}"] = nic_part(nic, names, filters_egress=filters) if nic else None
         return found
+
+
+def _kinds(firewall: FirewallWanted | None) -> set[tuple[str, str]]:
+    return {(rule.direction, rule.action) for rule in firewall.rules} if firewall else set()
 
 
 def _is_narrower(before: dict[Kind, tuple[Box, ...]], after: dict[Kind, tuple[Box, ...]]) -> bool:
