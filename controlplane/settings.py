@@ -164,7 +164,8 @@ class LimitSettings(Section):
 
 class WatchSettings(Section):
     socket: Path | None = Field(
-        default=None, description="UNIX socket over which the watch relays streams; default `<state_dir>/watch.sock`."
+        default=None,
+        description="UNIX socket over which watches relay streams, each with a suffix of its own; default `<state_dir>/watch.sock`.",
     )
     metrics_listen: str = Field(default="", description="Address and port of the watch's /metrics; empty: none.")
 

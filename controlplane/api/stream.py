@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 from fastapi import Request, WebSocket
+from sqlalchemy import exists, func, select
 from starlette.websockets import WebSocketDisconnect
 
 from controlplane.api import problems
@@ -24,7 +25,9 @@ from controlplane.core.errors import BedplateError
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.ticket import StreamTicket, issue
 from controlplane.identity.service import authenticate
+from controlplane.kernel.service import shard_of
 from controlplane.models.vm import Vm
+from controlplane.models.watch import WatchPresence, WatchShard
 
 PROTOCOL = "bedplate"
 _BEARER = "bearer."
@@ -36,14 +39,36 @@ Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def open_stream(services: Services, ticket: StreamTicket) -> Pipe:
-    """Bytes of a stream on a host; raises StreamUnavailable (watch or host away) and StreamRefused (the host said no)."""
-    path = services.settings.watch.socket or services.settings.state_dir / "watch.sock"
+    """Bytes of a stream on a host, from the watch that holds it, or from another one when that does not answer.
+
+    Raises StreamUnavailable (no watch or no host answers) and StreamRefused (the host said no).
+    """
+    for path in await _sockets(services, ticket.host_id):
+        try:
+            pipe = await asyncio.open_unix_connection(path)
+        except OSError:
+            continue
+        return await _opened(services, ticket, pipe)
+    raise StreamUnavailable("no watch answers")
+
+
+async def _sockets(services: Services, host_id: str) -> list[str]:
+    """Of the watch that leases the host's shard, then of the others that are present, then the shared name."""
+    holds = exists().where(WatchShard.watch == WatchPresence.watch, WatchShard.id == shard_of(host_id))
+    present = select(WatchPresence.socket).where(WatchPresence.present_until > func.now(), WatchPresence.socket != "")
+    async with services.database.sessionmaker() as session:
+        found = list(await session.scalars(present.order_by(holds.desc(), WatchPresence.watch)))
+    return [*found, str(services.settings.watch.socket or services.settings.state_dir / "watch.sock")]
+
+
+async def _opened(services: Services, ticket: StreamTicket, pipe: Pipe) -> Pipe:
+    reader, writer = pipe
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(str(path))
             writer.write(json.dumps({"ticket": issue(services.sealer, services.clock, ticket)}) + b"\n")
             answer = json.loads(await reader.readline() or b"{}")
     except (OSError, TimeoutError, ValueError) as error:
+        writer.close()
         raise StreamUnavailable("the watch of the host does not answer") from error
     assert isinstance(answer, dict)
     if answer.get("ok"):

@@ -25,12 +25,13 @@ class WatchShard(Base):
 
 
 class WatchPresence(Base):
-    """A live watch process; the fair share of shards is 64 divided by the present ones."""
+    """A live watch process; the fair share of shards is 64 divided by the present ones. `socket`: where it relays streams."""
 
     __tablename__ = "watch_presence"
 
     watch: Mapped[str] = mapped_column(primary_key=True)
     present_until: Mapped[datetime]
+    socket: Mapped[str] = mapped_column(server_default="")
 
 
 class HostCursor(Base):

@@ -12,15 +12,16 @@ from controlplane.watch import queries
 
 
 class Leases:
-    def __init__(self, database: Database, watch: str) -> None:
+    def __init__(self, database: Database, watch: str, socket: str = "") -> None:
         self._database = database
         self._watch = watch
+        self._socket = socket
         self.held: frozenset[int] = frozenset()
 
     async def tick(self) -> frozenset[str]:
         """Renew, give back what is over our share, take what is free; the hosts we now hold."""
         async with self._database.pool.acquire() as connection, connection.transaction():
-            await connection.execute(queries.BE_PRESENT, self._watch)
+            await connection.execute(queries.BE_PRESENT, self._watch, self._socket)
             await connection.execute(queries.FORGET_ABSENT)
             await connection.execute(queries.MAKE_SHARDS, SHARDS)
             share = await connection.fetchval(queries.SHARE, SHARDS)

@@ -25,7 +25,7 @@ from controlplane.settings import Settings
 from controlplane.watch.deliver import Delivery
 from controlplane.watch.host import HostWatcher
 from controlplane.watch.leases import Leases
-from controlplane.watch.relay import Relay
+from controlplane.watch.relay import Relay, own_socket
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 2.5
@@ -87,11 +87,13 @@ async def serve(settings: Settings) -> None:
         stack.push_async_callback(database.close)
         links = SshLinks(RowDirectory(database.pool, sealer))
         stack.push_async_callback(links.close)
-        relay = await Relay(links, sealer, SystemClock()).listen(settings.watch.socket or settings.state_dir / "watch.sock")
+        path = own_socket(settings.watch.socket or settings.state_dir / "watch.sock")
+        relay = await Relay(links, sealer, SystemClock()).listen(path)
+        stack.callback(path.unlink, missing_ok=True)
         stack.callback(relay.close)
         delivery = Delivery(database)
         name = f"{socket.gethostname()}:{os.getpid()}"
-        watch = Watch(Leases(database, name), links, lambda host_id: HostWatcher(host_id, links, delivery))
+        watch = Watch(Leases(database, name, str(path)), links, lambda host_id: HostWatcher(host_id, links, delivery))
         running, stopping = asyncio.create_task(watch.run()), asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         running.cancel()

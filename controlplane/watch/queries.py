@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 BE_PRESENT = """
-INSERT INTO watch_presence (watch, present_until) VALUES ($1, now() + interval '15 s')
-ON CONFLICT (watch) DO UPDATE SET present_until = excluded.present_until
+INSERT INTO watch_presence (watch, present_until, socket) VALUES ($1, now() + interval '15 s', $2)
+ON CONFLICT (watch) DO UPDATE SET present_until = excluded.present_until, socket = excluded.socket
 """
 FORGET_ABSENT = "DELETE FROM watch_presence WHERE present_until < now() - interval '1 h'"
 MAKE_SHARDS = "INSERT INTO watch_shard (id) SELECT generate_series(0, $1::int - 1) ON CONFLICT DO NOTHING"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+import socket
 from pathlib import Path
 
 from controlplane.core import json
@@ -72,6 +74,17 @@ class Relay:
             kind=ticket.kind, id=ticket.object_id, port=ticket.port, offset=ticket.tail_bytes, follow=ticket.follow
         )
         return await self._links.open_stream(ticket.host_id, request, deadline_seconds=OPEN_SECONDS)
+
+
+def own_socket(shared: Path) -> Path:
+    """A name beside `shared` that no other watch has: several may serve one deployment. Dead ones' are removed."""
+    for other in shared.parent.glob(f"{shared.stem}-*{shared.suffix}"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(other))
+            except ConnectionRefusedError:
+                other.unlink()
+    return shared.with_name(f"{shared.stem}-{secrets.token_hex(4)}{shared.suffix}")
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: Stream) -> None:

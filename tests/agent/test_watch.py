@@ -23,7 +23,7 @@ from controlplane.watch.deliver import Delivery
 from controlplane.watch.host import HOST_UP, HostWatcher
 from controlplane.watch.leases import Leases
 from controlplane.watch.main import Watch
-from controlplane.watch.relay import Relay
+from controlplane.watch.relay import Relay, own_socket
 from tests.agent.conftest import DEADLINE_SECONDS, Served
 from tests.agent.sshd import Sshd
 from tests.agent.test_serve import bare_vm
@@ -240,6 +240,24 @@ async def test_a_log_is_relayed_once_by_ticket(links: SshLinks, host_id: str, se
     assert answer["code"] == "vm.unknown"
     writer.close()
     server.close()
+
+
+async def test_watches_have_sockets_of_their_own_and_dead_ones_go(links: SshLinks, tmp_path: Path):
+    shared = tmp_path / "watch.sock"
+    first, clock = own_socket(shared), SystemClock()
+    one = await open_relay(links, first, clock)
+    second = own_socket(shared)
+    two = await open_relay(links, second, clock)
+    assert first != second
+    for path in (first, second):
+        answer, _, writer = await say(path, "nonsense")
+        assert answer["code"] == "stream.ticket_refused"
+        writer.close()
+    one.close()
+    third = own_socket(shared)
+    assert {path.name for path in tmp_path.glob("watch*")} == {second.name}, "the dead one's socket is gone"
+    assert third not in (first, second)
+    two.close()
 
 
 async def test_forged_and_old_tickets_are_refused(links: SshLinks, served: Served):

@@ -16,6 +16,7 @@ from websockets.exceptions import InvalidStatus
 from controlplane.core.clock import SystemClock
 from controlplane.core.sealing import Sealer
 from controlplane.core.ticket import StreamTicket, redeem
+from controlplane.kernel.service import shard_of
 from controlplane.listener import bind
 from tests.api.fleet import add_host, lay_ground
 
@@ -78,6 +79,26 @@ async def test_the_log_is_streamed(member, vm, watch):
     assert (answer.status_code, answer.text) == (200, "hello\n")
     (ticket,) = watch.tickets
     assert (ticket.kind, ticket.object_id, ticket.tail_bytes) == ("log", vm["id"], 100)
+
+
+async def test_of_several_watches_the_one_that_holds_the_host_is_asked(api, member, vm, tmp_path):
+    """And another one while that one is gone: it has its own way to the host."""
+    fakes = {name: FakeWatch() for name in ("one", "two")}
+    listening = {name: await asyncio.start_unix_server(fake.accept, tmp_path / name) for name, fake in fakes.items()}
+    async with api.database.sessionmaker.begin() as session:
+        host_id = (await session.execute(text("SELECT host_id FROM vm"))).scalar_one()
+        for name in fakes:
+            values = {"name": name, "socket": str(tmp_path / name)}
+            insert = "INSERT INTO watch_presence (watch, present_until, socket) VALUES (:name, now() + interval '1 h', :socket)"
+            await session.execute(text(insert), values)
+        lease = "INSERT INTO watch_shard (id, watch, lease_until) VALUES (:id, 'two', now() + interval '1 h')"
+        await session.execute(text(lease), {"id": shard_of(host_id)})
+    assert (await member.get(f"{VMS}/web/log")).text == "hello\n"
+    assert [len(fake.tickets) for fake in fakes.values()] == [0, 1]
+    listening["two"].close()
+    assert (await member.get(f"{VMS}/web/log")).text == "hello\n"
+    assert [len(fake.tickets) for fake in fakes.values()] == [1, 1]
+    listening["one"].close()
 
 
 async def test_no_watch_and_a_refusal_are_said(member, vm, settings):
