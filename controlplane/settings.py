@@ -165,7 +165,7 @@ class LimitSettings(Section):
 class WatchSettings(Section):
     socket: Path | None = Field(
         default=None,
-        description="UNIX socket over which watches relay streams, each with a suffix of its own; default `<state_dir>/watch.sock`.",
+        description="UNIX socket over which watches relay streams, each with a suffix; default `<state_dir>/watch.sock`.",
     )
     metrics_listen: str = Field(default="", description="Address and port of the watch's /metrics; empty: none.")
 

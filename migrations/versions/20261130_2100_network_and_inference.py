@@ -202,6 +202,7 @@ def upgrade() -> None:
         "run",
         sa.Column("history", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'[]'::jsonb"), nullable=False),
     )
+    op.add_column("watch_presence", sa.Column("socket", sa.Text(), server_default="", nullable=False))
     # ### end Alembic commands ###
     op.execute("ALTER TABLE run DROP CONSTRAINT run_attempt_counts")
     op.execute(
