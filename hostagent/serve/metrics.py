@@ -45,6 +45,13 @@ class Metrics:
         lines.append(f"bedplate_agent_events_total {agent.events.seq}")
         lines.append("# TYPE bedplate_agent_resident_memory_bytes gauge")
         lines.append(f"bedplate_agent_resident_memory_bytes {resident_bytes()}")
+        lines.append("# TYPE bedplate_agent_rules_intact gauge")
+        lines.append(f"bedplate_agent_rules_intact {int(agent.rules.is_intact)}")
+        lines.append("# TYPE bedplate_agent_rules_disturbed_total counter")
+        lines.append(f"bedplate_agent_rules_disturbed_total {agent.rules.disturbances}")
+        lines.append("# TYPE bedplate_agent_dropped_packets_total counter")
+        dropped = sorted(agent.rules.driver.counters().items())
+        lines += [f'bedplate_agent_dropped_packets_total{{reason="{n.removeprefix("a_")}"}} {p}' for n, p in dropped]
         lines.append(f'bedplate_agent_info{{version="{agent.version}"}} 1')
         return "\n".join(lines) + "\n"
 

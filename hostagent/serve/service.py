@@ -50,15 +50,18 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         await _listen(stack, paths.socket, lambda r, w: _accept(agent, metrics, r, w), mode=0o660)
         await _listen(stack, paths.metrics_socket, lambda r, w: metrics.answer(agent, r, w), mode=0o660)
         keeping = asyncio.create_task(keeper.run(), name="keeper")
+        guarding = asyncio.create_task(rules.guard(agent), name="rules")
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        keeping.cancel()
-        await asyncio.gather(keeping, stopping, return_exceptions=True)
+        await asyncio.wait({keeping, guarding, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (stopping, keeping, guarding):
+            task.cancel()
+        await asyncio.gather(keeping, guarding, stopping, return_exceptions=True)
         await agent.jobs.close()
         keeper.close()
     if not stop.is_set():
-        keeping.result()
+        for task in (keeping, guarding):
+            if not task.cancelled():
+                task.result()
 
 
 def _learn(agent: Agent) -> None:

@@ -9,6 +9,7 @@ import itertools
 import re
 import socket
 import struct
+import subprocess
 from collections.abc import AsyncIterator
 
 import pytest
@@ -369,6 +370,31 @@ async def test_large_packets_find_their_size(world, version):
     while received < 100_000:
         received += len(accepted.recv(65_536))
     assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 1300 - (40 if version == 4 else 60)
+
+
+@pytest.mark.parametrize("words", [("flush", "ruleset"), ("flush", "chain", "inet", "bedplate", "machine_in")], ids=" ".join)
+async def test_what_somebody_flushes_is_back_at_once_and_told(world, words):
+    server, client = await world.machine(2), await world.machine(3)
+    await world.policy()
+    await world.firewall("fw_1", rule("ingress", "allow", "tcp", ANYWHERE, (80, 80)), on=(server,))
+    for port in (80, 81):
+        server.listen(4, port)
+    guard = asyncio.create_task(rules.guard(world.agent))
+    await asyncio.sleep(0)
+    try:
+        cursor = world.agent.events.cursor
+        subprocess.run(["nft", *words], check=True, timeout=10)
+        async with asyncio.timeout(10):
+            while [event.event for event in world.agent.events.since(cursor)][-1:] != ["rules.repaired"]:
+                await world.agent.events.wait(world.agent.events.cursor)
+        told = world.agent.events.since(cursor)
+    finally:
+        guard.cancel()
+        await asyncio.wait({guard})
+
+    assert (told[0].event, told[0].body) == ("rules.disturbed", {"by": "nft"})
+    assert client.connects(server.ipv4, 80)
+    assert client.connects(server.ipv4, 81) is None
 
 
 async def test_an_address_that_is_given_away_has_no_old_flows(world):

@@ -35,6 +35,10 @@ def host(number: int, port: str = "22") -> RulePart:
     )
 
 
+def nft(*arguments: str) -> None:
+    subprocess.run(["nft", *arguments], check=True, timeout=10)
+
+
 def words(listing: str) -> list[str]:
     """Sets and chains may be listed in another order."""
     return sorted(re.findall(r"[\w.:/-]+", re.sub(r"expires \S+", "", listing)))
@@ -232,8 +236,41 @@ class TestHelper:
             assert await process.wait() == 0
         await driver.close()
 
+    @pytest.mark.parametrize("kind", [NftHelper, NftProgram])
+    async def test_what_others_change_is_told_apart_from_what_we_do(self, kind):
+        driver = kind()
+        ruleset = Ruleset(driver)
+        await ruleset.start({"base": BASE, "host/1": host(1)})
+        assert await ruleset.check() is None
+        await ruleset.put({"host/2": host(2)})
+        nft("add", "table", "inet", "other")
+        assert await ruleset.check() is None
+
+        for words in (
+            ("flush", "ruleset"),
+            ("delete", "element", "inet", "bedplate", "m_hosts", "{ 10.0.0.1 }"),
+            ("flush", "chain", "inet", "bedplate", "h_1"),
+            ("add", "rule", "inet", "bedplate", "forward_machine", "accept"),
+        ):
+            nft(*words)
+            assert await ruleset.check() == "nft", words
+            assert not ruleset.is_intact
+            await ruleset.repair()
+            assert await ruleset.check() is None
+        await ruleset.close()
+
+    async def test_one_agent_writes_in_a_network_namespace(self):
+        first, second = NftProgram(), NftProgram()
+        await first.apply(EMPTY)
+        with pytest.raises(AgentError) as caught:
+            await second.apply(EMPTY)
+        assert caught.value.code == "rules.taken"
+        await first.close()
+        await second.apply(EMPTY)
+        await second.close()
+
     async def test_writers_beside_us_are_left_alone(self):
-        subprocess.run(["nft", "add", "table", "inet", "other"], check=True, timeout=10)
+        nft("add", "table", "inet", "other")
         driver = NftProgram()
         await driver.apply(EMPTY)
         await driver.remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hostagent.drivers.fault import Faults
@@ -145,6 +145,8 @@ class FakeRules:
         self.faults = faults or Faults()
         self.table: RuleTable | None = None
         self.generation = 1
+        self._is_disturbed = False
+        self._tell: Callable[[], None] | None = None
 
     def render(self, plan: RulePlan) -> str:
         return render_table(plan)
@@ -180,12 +182,25 @@ class FakeRules:
         self.table = None
         self._written()
 
+    async def disturbed(self) -> str | None:
+        was, self._is_disturbed = self._is_disturbed, False
+        return "flush" if was else None
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
     async def close(self) -> None:
         """Nothing stays loaded."""
 
     def flush(self) -> None:
         self.table = None
         self.generation += 1
+        self._is_disturbed = True
+        if self._tell is not None:
+            self._tell()
 
     def _written(self) -> RulesObserved:
         self.generation += 1

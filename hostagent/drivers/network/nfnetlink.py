@@ -16,6 +16,10 @@ NETLINK_NETFILTER = 12
 NFNL_SUBSYS_NFTABLES = 10
 MSG_GETTABLE = 1
 MSG_GETGEN = 16
+MSG_GETOBJ = 19
+OBJECT_COUNTER = 1
+NLM_F_DUMP = 0x300
+NLMSG_DONE = 3
 BATCH_BEGIN, BATCH_END = 16, 17
 NLM_F_CREATE = 0x400
 SEND_BYTES = 8 << 20
@@ -97,6 +101,21 @@ class NfTables:
             raise
         return True
 
+    def counters(self, family: str, table: str) -> dict[str, int]:
+        """Packets by the name of each named counter; empty when there is no such table."""
+        body = attribute(1, table.encode() + b"\0") + attribute(3, OBJECT_COUNTER.to_bytes(4, "big"))
+        self._sequence += 1
+        kind, flags = NFNL_SUBSYS_NFTABLES << 8 | MSG_GETOBJ, NLM_F_REQUEST | NLM_F_DUMP
+        self._socket.send(message(kind, flags, self._sequence, FAMILIES[family], body))
+        found: dict[str, int] = {}
+        while True:
+            for kind, sequence, _, payload in messages(self._socket.recv(RECEIVE_BYTES)):
+                if sequence == self._sequence and kind in (NLMSG_DONE, NLMSG_ERROR):
+                    return found
+                parts = attributes(payload[_GENERIC.size :])
+                if sequence == self._sequence and 4 in parts:
+                    found[parts[2].rstrip(b"\0").decode()] = int.from_bytes(attributes(parts[4]).get(2, b""), "big")
+
     def batch(self, requests: list[tuple[int, int, bytes]]) -> None:
         """(message type, family, body) in one transaction: all or nothing. Raises OSError with the kernel's first word."""
         begin, end = (message(kind, NLM_F_REQUEST, 0, 0, resource=NFNL_SUBSYS_NFTABLES) for kind in (BATCH_BEGIN, BATCH_END))
@@ -112,7 +131,7 @@ class NfTables:
             for found, sequence, _, payload in messages(self._socket.recv(RECEIVE_BYTES)):
                 if found == NLMSG_ERROR:
                     failure = failure or -struct.unpack_from("=i", payload)[0]
-                    if sequence == 0 and failure:  # the batch as a whole
+                    if sequence == 0:  # the batch as a whole
                         waiting.clear()
                 waiting.discard(sequence)
         if failure:

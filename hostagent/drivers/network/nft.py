@@ -12,13 +12,16 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hostagent import version
 from hostagent.drivers.network.nfelements import Unsupported, messages_of
 from hostagent.drivers.network.nfnetlink import NfTables
+from hostagent.drivers.network.nfwatch import Watch
 from hostagent.drivers.network.protocol import RuleChange, RulePlan, RulesObserved, RuleTraits
 from hostagent.drivers.network.table import TABLE, render_change, render_removal, render_table
 from hostagent.lib import program
@@ -28,6 +31,7 @@ NFT = "/usr/sbin/nft"
 PYTHON = "/usr/bin/python3"
 BINDINGS = Path("/usr/lib/python3/dist-packages/nftables")
 DEADLINE_SECONDS = 30.0
+RIGHT = "\0bedplate-rules"
 LARGE_BYTES = 256 << 10
 LARGE_SECONDS = 120.0
 ANSWER_LIMIT_BYTES = 256 << 20
@@ -37,11 +41,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Rules:
-    """What both drivers share: everything but how a text reaches the kernel."""
+    """What both drivers share: everything but how a text reaches the kernel. One agent writes in a network namespace."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._kernel: NfTables | None = None
+        self._watch: Watch | None = None
+        self._right: socket.socket | None = None
+        self._on_news: Callable[[], None] | None = None
 
     def render(self, plan: RulePlan) -> str:
         return render_table(plan)
@@ -63,19 +70,57 @@ class _Rules:
     async def remove(self) -> None:
         await self._write(render_removal())
 
+    async def disturbed(self) -> str | None:
+        async with self._lock:
+            return self._watch.foreign() if self._watch else None
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        self._on_news = tell
+        if self._watch is not None:
+            asyncio.get_running_loop().add_reader(self._watch.fileno(), tell)
+
+    def counters(self) -> dict[str, int]:
+        if self._kernel is None:
+            return {}
+        return {**self._kernel.counters("inet", TABLE), **self._kernel.counters("arp", TABLE)}
+
     async def close(self) -> None:
-        if self._kernel is not None:
-            self._kernel.close()
-            self._kernel = None
+        self._close_kernel()
+        if self._watch is not None:
+            asyncio.get_running_loop().remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+        if self._right is not None:
+            self._right.close()
+            self._right = None
 
     async def _write(self, text: str) -> RulesObserved:
         async with self._lock:
-            await self._run(text)
-            return RulesObserved(generation=self._opened().generation())
+            kernel = self._opened()
+            with self._writing(kernel):
+                await self._run(text)
+            return RulesObserved(generation=kernel.generation())
+
+    @contextlib.contextmanager
+    def _writing(self, kernel: NfTables) -> Iterator[None]:
+        """Raises AgentError `rules.taken` while another agent has the right to write here."""
+        if self._right is None:
+            self._right = _right_to_write()
+        if self._watch is None:
+            self._watch = Watch(TABLE, kernel.generation)
+            if self._on_news is not None:
+                self.on_news(self._on_news)
+        with self._watch.writing():
+            yield
 
     def _opened(self) -> NfTables:
         self._kernel = self._kernel or NfTables()
         return self._kernel
+
+    def _close_kernel(self) -> None:
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
 
     async def _run(self, text: str) -> str:
         raise NotImplementedError
@@ -136,9 +181,9 @@ class NftHelper(_Rules):
         async with self._lock:
             kernel = self._opened()
             try:
-                kernel.batch(requests)
+                with self._writing(kernel):
+                    kernel.batch(requests)
             except OSError as error:
-                await super().close()  # what else it answers belongs to this batch
                 raise AgentError("rules.refused", f"the kernel refused elements: {error}") from error
             return RulesObserved(generation=kernel.generation())
 
@@ -185,6 +230,17 @@ class NftHelper(_Rules):
 def best() -> NftHelper | NftProgram:
     """The warm helper where the distribution's bindings are installed, else the program."""
     return NftHelper() if BINDINGS.is_dir() and os.access(PYTHON, os.X_OK) else NftProgram()
+
+
+def _right_to_write() -> socket.socket:
+    """An abstract socket's name exists once in a network namespace, and goes with the process that has it."""
+    right = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    try:
+        right.bind(RIGHT)
+    except OSError as error:
+        right.close()
+        raise AgentError("rules.taken", "another agent writes the rules of this network namespace") from error
+    return right
 
 
 async def _run_program(text: str) -> str:

@@ -6,7 +6,7 @@ recognised without a register. Host side of every link: MAC 02:00:00:00:00:01, 1
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -263,7 +263,8 @@ class RulesObserved:
 
 class RuleDriver(Protocol):
     """One table of rules. All calls raise AgentError `rules.refused` (the kernel or nft said no; nothing changed),
-    `rules.timed_out`, `rules.helper_died` (retryable; whether it happened is unknown: observe), `program.missing`.
+    `rules.timed_out`, `rules.helper_died` (retryable; whether it happened is unknown: observe), `program.missing`,
+    `rules.taken` (another agent writes here).
     """
 
     traits: RuleTraits
@@ -290,6 +291,18 @@ class RuleDriver(Protocol):
 
     async def remove(self) -> None:
         """The table is gone. Absent is success."""
+        ...
+
+    async def disturbed(self) -> str | None:
+        """The name of a program that changed the table since the last call ("" when unknown), None when nobody did."""
+        ...
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """Call `tell` in the running event loop whenever somebody else changed any rule."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Packets by named counter."""
         ...
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ class Ruleset:
         self.parts: dict[str, RulePart] = {}
         self.generation = 0
         self.is_intact = True
+        self.disturbances = 0
         self._specs: dict[str, SetSpec] = {}
         self._lock = asyncio.Lock()
         self._is_open = False
@@ -66,6 +67,18 @@ class Ruleset:
         async with self._lock:
             if self._is_open and self._is_written:
                 await self._carry_out(RuleChange(added=elements, specs=self._specs))
+
+    async def check(self) -> str | None:
+        """Who changed the table beside us ("" when unknown), None when all is as we wrote it. Does not repair."""
+        async with self._lock:
+            if not (self._is_open and self._is_written):
+                return None
+            by = await self.driver.disturbed()
+            if by is None and self.is_intact and await self.driver.observe() is None:
+                by = ""
+            if by is not None:
+                self.is_intact = False
+            return by
 
     async def repair(self) -> None:
         """Write everything anew."""
