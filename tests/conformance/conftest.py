@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +21,9 @@ from hostagent.drivers.supervisor.plain import PlainSupervisor
 from hostagent.lib.paths import Paths
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
+
+if TYPE_CHECKING:
+    from tests.conformance.world import World
 
 CLONE_NEWNET = 0x4000_0000
 DEADLINE_SECONDS = 20.0
@@ -86,3 +91,31 @@ def own_network() -> Iterator[None]:
     finally:
         assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
         os.close(before)
+
+
+@pytest.fixture
+async def world(paths: Paths, own_network: None) -> AsyncIterator[World]:
+    """Verbs on real links, rules and flows; machines are namespaces."""
+    from hostagent.drivers.network.conntrack import Conntrack
+    from hostagent.drivers.network.nft import NftHelper
+    from hostagent.drivers.registry import fake_drivers
+    from hostagent.lib.hostconfig import HostConfig
+    from hostagent.verbs import rules
+    from hostagent.verbs.context import open_agent
+    from tests.conformance.netns import make_outside
+    from tests.conformance.world import World
+
+    del own_network
+    drivers = dataclasses.replace(fake_drivers(), rules=NftHelper(), flows=Conntrack())
+    agent = await open_agent(paths, HostConfig(), drivers, version="test")
+    agent.settle_seconds = 20.0
+    await rules.start(agent)
+    made = World(agent, *make_outside())
+    try:
+        yield made
+    finally:
+        for place in (*made.machines, made.outside, made.host):
+            place.close()
+        await agent.jobs.close()
+        await agent.rules.close()
+        drivers.flows.close()

@@ -103,7 +103,7 @@ class Firewalls:
         parts = self._answer(combinations, was ^ now if is_alike else was | now)
         if self.policy is not None:
             parts[f"firewall/{firewall_id}"] = new_sets
-        is_narrower = _is_narrower(old_boxes, self._boxes.get(firewall_id, {}))
+        is_narrower = _is_narrower(old_boxes, self._boxes.get(firewall_id, {})) or not _kinds(firewall) <= _kinds(before)
         return Change(parts=parts, suspects=frozenset(was | now if is_narrower else was ^ now))
 
     def _move(self, firewall_id: str, *, came: set[str], left: set[str]) -> set[frozenset[str]]:
