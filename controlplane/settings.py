@@ -141,6 +141,19 @@ class NetworkSettings(Section):
     ipv4_prefix_length: int = Field(
         default=24, ge=8, le=29, description="Prefix length of a network that asks for no particular one."
     )
+    encryption: Literal["wireguard", "none"] = Field(
+        default="wireguard",
+        description="Of networks that do not say: `wireguard`, or `none` where all hosts share a data network that you trust.",
+    )
+    tunnel_port: int = Field(
+        default=51820,
+        ge=1024,
+        le=65534,
+        description="UDP port at which hosts take each other's tunnels; the next one is used while keys are rotated, in turn.",
+    )
+    rotate_keys_days: int = Field(
+        default=90, ge=0, le=3650, description="Tunnel keys older than this are rotated by themselves; 0: only when asked."
+    )
     infrastructure_cidrs: list[IPv4Network | IPv6Network] = Field(
         default_factory=list,
         description="Prefixes (a JSON list) that no VM may reach: management networks, the control plane. Hosts' own "

@@ -25,7 +25,10 @@ class ArtifactsInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One thing that a driver needs. `file`: its name in an artifact directory and on the host."""
+    """One thing that a driver needs. `file`: its name in an artifact directory and on the host.
+
+    `stands_in_for`: needed only where the kernel lacks this kind of link.
+    """
 
     name: str
     version: str
@@ -37,6 +40,7 @@ class Artifact:
     file: str = ""
     url: str = ""
     sha256: str = ""
+    stands_in_for: str = ""
 
 
 @cache
@@ -78,8 +82,16 @@ def _artifact(entry: dict[str, Any]) -> Artifact:
 def packages(architecture: str, artifacts: tuple[Artifact, ...] | None = None) -> tuple[str, ...]:
     """The distribution's packages that a host of this architecture needs, sorted, each once."""
     found = artifacts if artifacts is not None else load()
-    fits = [item for item in found if item.source == "package" and item.architecture in (architecture, "any")]
-    return tuple(sorted({item.package for item in fits}))
+    return tuple(sorted({item.package for item in _packaged(architecture, found) if not item.stands_in_for}))
+
+
+def fallbacks(architecture: str) -> dict[str, str]:
+    """Packages that only some hosts need, with the kind of link that their kernels lack."""
+    return {item.package: item.stands_in_for for item in _packaged(architecture, load()) if item.stands_in_for}
+
+
+def _packaged(architecture: str, found: tuple[Artifact, ...]) -> list[Artifact]:
+    return [item for item in found if item.source == "package" and item.architecture in (architecture, "any")]
 
 
 def architecture_of(program: Path) -> str | None:

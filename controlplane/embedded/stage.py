@@ -110,6 +110,7 @@ class Stage:
                     "BEDPLATE_API__LISTEN": self._api_listen,
                     "BEDPLATE_GATEWAY__LISTEN": self._gateway_listen,
                     "BEDPLATE_NETWORK__IPV4_POOL": _free_pool(),
+                    "BEDPLATE_NETWORK__TUNNEL_PORT": str(_free_ports()),
                 },
             )
         is_ready = answers(self._api_listen, TlsSettings(), "/readyz")
@@ -169,6 +170,20 @@ def _free(listen: str) -> str:
             probe.bind((host, candidate))
             return f"{host}:{probe.getsockname()[1]}"
     raise StageFailed(f"no port is free on {host}")
+
+
+def _free_ports() -> int:
+    """The first of two UDP ports for tunnels: the gateway's host listens at them in this machine's own namespace."""
+    for first in (51820, *range(52000, 60000, 2)):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(type=socket.SOCK_DGRAM) as one,
+            socket.socket(type=socket.SOCK_DGRAM) as two,
+        ):
+            one.bind(("0.0.0.0", first))
+            two.bind(("0.0.0.0", first + 1))
+            return first
+    raise StageFailed("no two UDP ports are free for tunnels")
 
 
 def _tail(path: Path, lines: int = 15) -> str:

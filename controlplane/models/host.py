@@ -21,7 +21,8 @@ class Host(Versioned, Base):
 
     `login_user`, `needs_sudo`, `jump` and `identity_sealed` are the first login's; the identity is dropped when the host is
     ready. `report` is the last preflight's, `changes` what enrolment changed on the host. `is_forgotten`: removed without
-    asking the host. A reboot is due while `rebooted_generation` is behind `reboot_generation`.
+    asking the host. A reboot is due while `rebooted_generation` is behind `reboot_generation`. `underlay_*`: where other
+    hosts' tunnels reach it, on the data interface if one was declared.
     """
 
     __tablename__ = "host"
@@ -61,6 +62,10 @@ class Host(Versioned, Base):
     machine_drivers: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
     data_ipv4: Mapped[IPv4Address | None] = mapped_column(INET)
     data_ipv6: Mapped[IPv6Address | None] = mapped_column(INET)
+    tunnel_driver: Mapped[str] = mapped_column(server_default="")
+    underlay_ipv4: Mapped[IPv4Address | None] = mapped_column(INET)
+    underlay_ipv6: Mapped[IPv6Address | None] = mapped_column(INET)
+    underlay_mtu_bytes: Mapped[int | None]
 
     allocatable_vcpus: Mapped[int] = mapped_column(server_default="0")
     allocatable_memory_bytes: Mapped[int] = mapped_column(server_default="0")
@@ -82,6 +87,8 @@ class Host(Versioned, Base):
         CheckConstraint("allocatable_vcpus >= 0 AND allocatable_memory_bytes >= 0", name="allocatable_not_negative"),
         CheckConstraint("reserved_vcpus >= 0 AND reserved_memory_bytes >= 0", name="reserved_not_negative"),
         CheckConstraint("family(data_ipv4) = 4 AND family(data_ipv6) = 6", name="data_families"),
+        CheckConstraint("tunnel_driver IN ('', 'kernel', 'userspace')", name="tunnel_driver_known"),
+        CheckConstraint("family(underlay_ipv4) = 4 AND family(underlay_ipv6) = 6", name="underlay_families"),
         Index("host_address_key", "address", "port", unique=True),
     )
 
@@ -109,6 +116,7 @@ class Host(Versioned, Base):
             "machine_drivers": [*self.machine_drivers],
             "data_ipv4": str(self.data_ipv4) if self.data_ipv4 else None,
             "data_ipv6": str(self.data_ipv6) if self.data_ipv6 else None,
+            "tunnel_driver": self.tunnel_driver or None,
             "allocatable": {"vcpus": self.allocatable_vcpus, "memory_bytes": self.allocatable_memory_bytes},
             "reserved": {"vcpus": self.reserved_vcpus, "memory_bytes": self.reserved_memory_bytes},
         }

@@ -45,12 +45,14 @@ class Network(Versioned, Base):
     ipv4_cidr: Mapped[IPv4Network] = mapped_column(CIDR)
     ipv6_cidr: Mapped[IPv6Network] = mapped_column(CIDR)
     encryption: Mapped[str] = mapped_column(server_default="none")
+    mtu_bytes: Mapped[int] = mapped_column(server_default="1500")
     labels: Mapped[dict[str, Json]] = mapped_column(server_default="{}")
 
     __table_args__ = (
         CheckConstraint("family(ipv4_cidr) = 4 AND masklen(ipv4_cidr) BETWEEN 8 AND 29", name="ipv4_form"),
         CheckConstraint("family(ipv6_cidr) = 6 AND masklen(ipv6_cidr) = 64", name="ipv6_form"),
         CheckConstraint("encryption IN ('none', 'wireguard')", name="encryption_known"),
+        CheckConstraint("mtu_bytes BETWEEN 1280 AND 9216", name="mtu_range"),
         ExcludeConstraint((text("ipv4_cidr inet_ops"), "&&"), using="gist", name="network_ipv4_cidr_excl"),
         ExcludeConstraint((text("ipv6_cidr inet_ops"), "&&"), using="gist", name="network_ipv6_cidr_excl"),
         Index(None, "project_id", "name", unique=True),

@@ -34,6 +34,10 @@ KVM_USABLE: ColumnElement[bool] = func.coalesce(Host.facts["kvm"]["usable"].as_b
 
 def suitability(request: PlacementRequest) -> tuple[Filter, ...]:
     """What a host is or is not, whatever runs on it."""
+    return (*_place(request), *_abilities(request))
+
+
+def _place(request: PlacementRequest) -> tuple[Filter, ...]:
     return (
         Filter(
             name="ready",
@@ -56,10 +60,20 @@ def suitability(request: PlacementRequest) -> tuple[Filter, ...]:
             passes=Host.labels.contains(dict(request.labels)) if request.labels else true(),
             reason="without the labels " + ", ".join(f"{key}={value}" for key, value in sorted(request.labels.items())),
         ),
+    )
+
+
+def _abilities(request: PlacementRequest) -> tuple[Filter, ...]:
+    return (
         Filter(
             name="architecture",
             passes=Host.architecture == request.architecture,
             reason=f"of another architecture than {request.architecture}",
+        ),
+        Filter(
+            name="tunnel",
+            passes=Host.tunnel_driver != "" if request.needs_tunnel else true(),
+            reason="without WireGuard, which the network needs",
         ),
         Filter(
             name="driver",

@@ -35,6 +35,7 @@ class PlacementRequest:
     host: str = ""
     role: str = "compute"
     needs_kvm: bool = False
+    needs_tunnel: bool = False
 
     @property
     def drivers(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ SIGNAL = "host_event"
 UNKNOWN_OBJECT = "host.unknown_object"
 BROKEN_DOCUMENT = "host.broken_document"
 UNOBSERVABLE = "host.unobservable_object"
+HOST_RUNS = {"network": "host_routes", "tunnel": "host_tunnel"}
 
 
 class Delivery:
@@ -73,6 +74,7 @@ class Delivery:
             if state == "up":
                 await kernel.signal(session, "host_routes", host_id, "link")
                 await kernel.signal(session, "host_documents", host_id, "link")
+                await kernel.signal(session, "host_tunnel", host_id, "link")
                 await wake_waiting(session)
 
     async def key_changed(self, host_id: str, detail: str | None) -> None:
@@ -89,8 +91,8 @@ class Delivery:
             for row in await fetch(session, queries.COPIES, host_id, object_id):
                 await kernel.signal(session, "image_copy", row[0], SIGNAL, body)
             return
-        if kind == "network":
-            await kernel.signal(session, "host_routes", host_id, SIGNAL, body)
+        if kind in HOST_RUNS:
+            await kernel.signal(session, HOST_RUNS[kind], host_id, SIGNAL, body)
             return
         await kernel.signal(session, kind, object_id, SIGNAL, body)
 

@@ -51,7 +51,7 @@ def steps(plan: InstallPlan, layout: Layout, content: bytes) -> list[Step]:
     """In the order in which they are carried out. Reads the host, changes nothing."""
     if not _KEY.fullmatch(plan.authorized_key.strip()):
         raise PlanRefused("the authorized key is not one SSH public key")
-    if not all(_PACKAGE.fullmatch(name) for name in plan.packages):
+    if not all(_PACKAGE.fullmatch(name) for name in (*plan.packages, *plan.fallbacks)):
         raise PlanRefused("a package name is not one")
     found = [*_directories(layout), *_packages(plan), *_user(layout), *_agent(layout, content)]
     found += _text(layout.authorized_keys, layout.authorized_keys_text(plan.authorized_key))
@@ -69,7 +69,8 @@ def before_anything(layout: Layout) -> None:
 
 def _packages(plan: InstallPlan) -> list[Step]:
     """Also those that come along, as apt itself says: they are marked as ours and leave with us."""
-    missing = [name for name in plan.packages if not _is_installed(name)]
+    fallbacks = [name for name, kind in plan.fallbacks.items() if not _has_link_kind(kind)]
+    missing = [name for name in (*plan.packages, *fallbacks) if not _is_installed(name)]
     if not missing:
         return []
     simulated = command("apt-get", "install", "--simulate", "--yes", "--no-install-recommends", *missing, seconds=APT_SECONDS)
@@ -82,6 +83,11 @@ def _packages(plan: InstallPlan) -> list[Step]:
     first = Step(change=Change(kind="package", subject=names[0], detail=detail[names[0]]), act=install)
     others = [Step(change=Change(kind="package", subject=name, detail=detail[name]), act=_nothing) for name in names[1:]]
     return [first, *others]
+
+
+def _has_link_kind(kind: str) -> bool:
+    """Tried where it leaves nothing."""
+    return succeeds("unshare", "-n", "ip", "link", "add", "bp0", "type", kind)
 
 
 def _is_installed(name: str) -> bool:

@@ -22,12 +22,14 @@ class InstallPlan:
     """`authorized_key`: the control plane's public key (`ssh-ed25519 AAAA…`), which may speak the protocol and nothing else.
 
     `packages`: names of the distribution's packages; those already there stay unmarked. `config`: keys of
-    /etc/bedplate/host.toml, written when the file is absent (what an operator declared stays).
+    /etc/bedplate/host.toml, written when the file is absent (what an operator declared stays). `fallbacks`: packages that
+    stand in for a link kind that the kernel lacks (`{"wireguard-go": "wireguard"}`).
     """
 
     authorized_key: str
     packages: tuple[str, ...] = ()
     config: dict[str, str | int] = field(default_factory=dict)
+    fallbacks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -309,7 +309,7 @@ class Lab:
         for host in self.hosts:
             end_everything(host.record.pid, host.record.start_ticks)
         remove_cgroups(self.record.cgroups)
-        network.restore_sysctls(self.record)
+        network.restore_machine(self.record)
         network.remove_router(self.directory, self.record)
         shutil.rmtree(self.directory, ignore_errors=False)
 

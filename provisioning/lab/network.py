@@ -24,6 +24,7 @@ POOL = ipaddress.IPv4Network("198.18.0.0/15")  # RFC 2544: for tests, never rout
 ROUTER = "router.netns"
 FORWARDING = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
 HOST_LINK = "eth0"
+AGENT_ROUTES = "191"  # the routing protocol number of the agent's routes
 COMMAND_SECONDS = 20
 LOCK_NAME = "\0bedplate-lab-addresses"
 
@@ -135,11 +136,17 @@ def remember_sysctls(record: LabRecord) -> None:
         record.sysctls.setdefault(str(path), path.read_text().strip())
 
 
-def restore_sysctls(record: LabRecord) -> None:
-    """Unless another lab is here, whose gateway may still need them."""
+def restore_machine(record: LabRecord) -> None:
+    """What a gateway host left in the machine's own namespace, unless another lab is here, whose gateway may still need it.
+
+    Routes that refuse are the only ones that hang on no link, so they do not go with one.
+    """
     others = [link["ifname"] for link in json.loads(run(["ip", "-json", "link"]).stdout)]
     if any(re.fullmatch(r"bl[0-9a-f]{8}", name) and name != record.link for name in others):
         return
+    if record.sysctls:
+        for family in ("-4", "-6"):
+            run(["ip", family, "route", "flush", "proto", AGENT_ROUTES, "type", "unreachable"], check=False)
     for path, value in record.sysctls.items():
         if Path(path).read_text().strip() != value:
             Path(path).write_text(value)

@@ -51,6 +51,7 @@ async def add_host(
             ssh_public_key="ssh-ed25519 AAAA",
             architecture="x86_64",
             machine_drivers=["fake"],
+            tunnel_driver="kernel",
             allocatable_vcpus=cpus,
             allocatable_memory_bytes=memory_bytes,
         )

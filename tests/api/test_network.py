@@ -6,7 +6,9 @@ import asyncio
 from ipaddress import IPv6Network
 
 import pytest
+from sqlalchemy import update
 
+from controlplane.models.host import Host
 from tests.api.fleet import add_host, lay_ground
 
 NETWORKS = "/v1/projects/ours/networks"
@@ -18,7 +20,7 @@ async def test_life_of_a_network(member):
     body = made.json()
     assert body["ipv4_cidr"] == "10.192.0.0/24"
     assert IPv6Network(body["ipv6_cidr"]).subnet_of(IPv6Network("fd00::/8"))
-    assert body["encryption"] == "none"
+    assert (body["encryption"], body["mtu_bytes"]) == ("wireguard", 1420)
     assert (await member.post(NETWORKS, json={"name": "back"})).json()["ipv4_cidr"] == "10.192.1.0/24"
     changed = await member.patch(f"{NETWORKS}/front", json={"labels": {"a": "b"}})
     assert (changed.json()["labels"], changed.json()["generation"]) == ({"a": "b"}, 2)
@@ -39,7 +41,6 @@ async def test_life_of_a_network(member):
         ({"name": "x", "ipv4_cidr": "8.8.8.0/24"}, 422, "request.invalid", "/ipv4_cidr"),
         ({"name": "x", "ipv4_cidr": "10.192.0.0/31"}, 422, "request.invalid", "/ipv4_cidr"),
         ({"name": "x", "ipv4_cidr": "192.168.0.0/24"}, 422, "network.cidr_outside_pool", "/ipv4_cidr"),
-        ({"name": "x", "encryption": "wireguard"}, 422, "network.encryption_unsupported", "/encryption"),
         ({"name": "x", "encryption": "rot13"}, 422, "request.invalid", "/encryption"),
     ],
 )
@@ -83,3 +84,34 @@ async def test_a_small_network_fills_up(member, operator, api):
     assert [answer.status_code for answer in answers] == [201] * 5 + [507]
     assert answers[-1].json()["code"] == "network.full"
     assert (await operator.post("/v1/placements/explain", json={})).json()["verdicts"][0]["free_vcpus"] == 27
+
+
+async def test_encryption_is_refused_where_no_host_can_and_none_where_no_network_is_trusted(member, api):
+    await lay_ground(api.database.sessionmaker)
+    for name in ("a", "b"):
+        await add_host(api.database.sessionmaker, name)
+    refused = await member.post(NETWORKS, json={"name": "plain", "encryption": "none"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "network.data_untrusted")
+    assert refused.json()["errors"][0]["detail"] == "a, b: no data interface was declared"
+    async with api.database.sessionmaker.begin() as session:
+        await session.execute(update(Host).where(Host.name == "a").values(tunnel_driver="", data_interface="eth1"))
+
+    # one of two hosts can: the network is made, and its machines go there
+    assert (await member.post(NETWORKS, json={"name": "one"})).status_code == 201
+    for name in ("v1", "v2"):
+        made = await member.post("/v1/projects/ours/vms", json={"name": name, "image": "debian", "network": "one", "vcpus": 2})
+        assert made.status_code == 201, made.text
+    full = await member.post("/v1/projects/ours/vms", json={"name": "v3", "image": "debian", "network": "one"})
+    assert (full.status_code, full.json()["code"]) == (507, "vm.no_capacity")
+    assert "without WireGuard" in full.json()["detail"]
+
+    async with api.database.sessionmaker.begin() as session:
+        await session.execute(update(Host).values(tunnel_driver="", data_interface="eth1", underlay_mtu_bytes=1400))
+    refused = await member.post(NETWORKS, json={"name": "x"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "network.encryption_unsupported")
+    plain = await member.post(NETWORKS, json={"name": "x", "encryption": "none"})
+    assert (plain.status_code, plain.json()["mtu_bytes"]) == (201, 1400)
+
+
+async def test_the_hosts_own_addresses_are_no_networks(member):
+    assert (await member.post(NETWORKS, json={"name": "x", "ipv4_cidr": "10.255.255.0/24"})).status_code == 409

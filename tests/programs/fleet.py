@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -36,7 +36,7 @@ from controlplane.resources.image.program import ImageCopyProgram, ImageProgram
 from controlplane.resources.image.schemas import ImageManifest
 from controlplane.resources.image.store import ImageStore
 from controlplane.resources.network import service as networks
-from controlplane.resources.network.reconcile import HostRoutesReconciler, RoutesReconciler
+from controlplane.resources.network.reconcile import HostRoutesReconciler, HostTunnelReconciler, RoutesReconciler
 from controlplane.resources.network.schemas import NetworkCreate
 from controlplane.resources.vm import service as vms
 from controlplane.resources.vm.program import VmProgram
@@ -51,6 +51,7 @@ PROGRAMS = (
     ImageProgram,
     RoutesReconciler,
     HostRoutesReconciler,
+    HostTunnelReconciler,
     FirewallReconciler,
     HostDocumentsReconciler,
     PolicyReconciler,
@@ -82,7 +83,14 @@ class Fleet:
     network: Network | None = None
 
     async def add_host(
-        self, name: str, *, cpus: int = 8, memory_bytes: int = 32 * GIB, address: int = 1, has_kvm: bool = False
+        self,
+        name: str,
+        *,
+        cpus: int = 8,
+        memory_bytes: int = 32 * GIB,
+        address: int = 1,
+        has_kvm: bool = False,
+        role: str = "compute",
     ) -> FakeHost:
         host_id = new_id(Kind.HOST)
         fake = (await FakeHost.open(host_id, self.root, cpus=cpus, memory_bytes=memory_bytes)).join(self.links)
@@ -91,6 +99,7 @@ class Fleet:
             name=name,
             address=f"{name}.test",
             state="ready",
+            roles=[role],
             link="up",
             link_changed_at=func.now(),
             facts={"storage_drivers": ["fake"], "machine_drivers": ["fake"], "kvm": {"usable": has_kvm}},
@@ -103,6 +112,11 @@ class Fleet:
             allocatable_memory_bytes=memory_bytes,
             data_ipv4=f"192.0.2.{address}",
             data_ipv6=f"2001:db8::{address}",
+            data_interface="data0",
+            tunnel_driver="kernel",
+            underlay_ipv4=f"192.0.2.{address}",
+            underlay_ipv6=f"2001:db8::{address}",
+            underlay_mtu_bytes=1500,
         )
         async with self.database.session() as session:
             session.add(row)
@@ -139,6 +153,12 @@ class Fleet:
             self.network = await networks.create(session, NetworkSettings(), self.project.id, NetworkCreate(name="net"))
             self.image = await images.import_directory(session, store, directory)
 
+    async def create_network(self, name: str, encryption: Literal["wireguard", "none"]) -> Network:
+        async with self.database.session() as session:
+            assert self.project
+            wanted = NetworkCreate(name=name, encryption=encryption)
+            return await networks.create(session, NetworkSettings(), self.project.id, wanted)
+
     async def create_vm(self, name: str = "web", **wanted: Any) -> str:
         body = VmCreate.model_validate({"name": name, "image": "debian", "network": "net", "ssh_keys": [KEY], **wanted})
         async with self.database.session() as session:
@@ -169,9 +189,9 @@ class Fleet:
             await kernel.signal(session, program, subject, kind)
 
     async def on_hosts(self) -> list[str]:
-        """Everything on every host, but images and routes, which outlive VMs."""
+        """Everything on every host, but images and what is the host's own, which outlive VMs."""
         found = [item for fake in self.hosts.values() for item in await fake.leftovers()]
-        return [item for item in found if not item.startswith(("image ", "network "))]
+        return [item for item in found if not item.startswith(("image ", "network ", "tunnel ", "policy "))]
 
     @asynccontextmanager
     async def running(self, *, max_steps_in_flight: int = 16) -> AsyncIterator[Runner]:

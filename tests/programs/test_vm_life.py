@@ -114,7 +114,8 @@ async def test_two_vms_share_one_upload(fleet: Fleet) -> None:
 
 async def test_hosts_get_routes_to_each_others_vms(fleet: Fleet) -> None:
     a, b = await fleet.add_host("a", address=1), await fleet.add_host("b", address=2)
-    ids = [await fleet.create_vm(f"web-{n}") for n in range(2)]
+    await fleet.create_network("plain", "none")
+    ids = [await fleet.create_vm(f"web-{n}", network="plain") for n in range(2)]
     async with fleet.running():
         where = {(await fleet.until_ready(vm_id)).host_id: vm_id for vm_id in ids}
         assert set(where) == {a.id, b.id}

@@ -24,7 +24,7 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "key": {"publish"},  # the gateways' copy
     "model": {"catalogue", "plan"},  # the YAML files; pure: what a replica is and needs
     "replica": {"probe"},  # does it serve the model?
-    "network": {"allocate"},  # pure arithmetic of prefixes
+    "network": {"allocate", "mesh"},  # pure: arithmetic of prefixes; which host reaches which by what way
     "vm": {"conditions", "document", "guards", "request"},  # pure, but for what must be told before a start
 }
 CODE = re.compile(r"[a-z]+(_[a-z]+)*(\.[a-z0-9]+(_[a-z0-9]+)*)?")

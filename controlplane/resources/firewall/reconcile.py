@@ -22,6 +22,7 @@ from controlplane.models.firewall import Firewall, FirewallAttachment, FirewallR
 from controlplane.models.host import Host
 from controlplane.models.network import Network
 from controlplane.models.nic import Nic
+from controlplane.models.tunnel import HostTunnel
 from controlplane.remote.link import HostLinks
 from controlplane.resources.firewall.service import HOST_ROLES
 from hostagent.protocol.network import FirewallMemberWanted, FirewallProtocol, FirewallRuleWanted, FirewallWanted
@@ -166,10 +167,13 @@ async def _firewalls(session: AsyncSession, firewall_ids: Collection[str]) -> di
 
 
 async def _hosts(session: AsyncSession, role: str) -> tuple[str, ...]:
-    """The data addresses of hosts of a role."""
-    query = select(Host.data_ipv4, Host.data_ipv6).where(Host.state != "removing", Host.roles.contains([role]))
+    """The data addresses of hosts of a role, and those by which they speak into encrypted networks."""
+    query = (
+        select(Host.data_ipv4, Host.data_ipv6, HostTunnel.ipv4, HostTunnel.ipv6)
+        .outerjoin(HostTunnel, HostTunnel.host_id == Host.id)
+        .where(Host.state != "removing", Host.roles.contains([role]))
+    )
     found: list[str] = []
-    for ipv4, ipv6 in await session.execute(query):
-        found += [f"{ipv4}/32"] if ipv4 is not None else []
-        found += [f"{ipv6}/128"] if ipv6 is not None else []
+    for row in await session.execute(query):
+        found += [f"{address}/{address.max_prefixlen}" for address in row if address is not None]
     return tuple(found)

@@ -45,6 +45,7 @@ def conditions(facts: HostFacts, *, data_interface: str, now: datetime) -> list[
         _condition("Ready", "true", "enrolled", f"Agent {facts.agent_version} answers.", now),
         *_machine_conditions(facts, now),
         *_data_conditions(facts, data_interface, now),
+        *_tunnel_conditions(facts, now),
         *_clock_conditions(facts, now),
     ]
     if facts.state_total_bytes and facts.state_free_bytes < facts.state_total_bytes * MIN_FREE_RATIO:
@@ -73,6 +74,16 @@ def _data_conditions(facts: HostFacts, data_interface: str, now: datetime) -> li
         return []
     words = f"The data interface {data_interface} does not exist on the host."
     return [_condition("DataNetwork", "false", "data_interface_missing", words, now)]
+
+
+def _tunnel_conditions(facts: HostFacts, now: datetime) -> list[Json]:
+    if facts.tunnel_driver:
+        return []
+    words = (
+        "No machine of an encrypted network is placed here: the kernel has no WireGuard, and wireguard-go is missing, or the "
+        "program wg is. Add the host again, which installs what is missing."
+    )
+    return [_condition("Tunnels", "false", "tunnels_missing", words, now)]
 
 
 def _clock_conditions(facts: HostFacts, now: datetime) -> list[Json]:

@@ -21,6 +21,8 @@ def learn(host: Host, facts: HostFacts, now: datetime) -> None:
     interface = facts.data_interface or host.data_interface
     host.data_interface = interface
     host.data_ipv4, host.data_ipv6 = data_addresses(facts, interface)
+    host.tunnel_driver = facts.tunnel_driver
+    host.underlay_ipv4, host.underlay_ipv6, host.underlay_mtu_bytes = underlay(facts, interface, host.address)
     since = {(item["type"], item["reason"]): item["since"] for item in host.conditions}  # type: ignore[index,call-overload]
     fresh = conditions(facts, data_interface=interface, now=now)
     for item in fresh:
@@ -51,3 +53,13 @@ def data_addresses(facts: HostFacts, interface: str) -> tuple[IPv4Address | None
             else:
                 ipv6 = ipv6 or address
     return ipv4, ipv6
+
+
+def underlay(facts: HostFacts, data_interface: str, address: str) -> tuple[IPv4Address | None, IPv6Address | None, int | None]:
+    """Where tunnels reach the host, and the MTU there: the data interface; else the one that SSH reaches, or the first."""
+    able = [found for found in facts.interfaces if any(data_addresses(facts, found.name))]
+    by_address = [found for found in able if address in {str(ip_interface(text).ip) for text in found.addresses}]
+    found = next((item for item in able if item.name == data_interface), None)
+    if found is None and not data_interface:
+        found = next(iter((*by_address, *able)), None)
+    return (*data_addresses(facts, found.name), found.mtu_bytes) if found else (None, None, None)

@@ -42,7 +42,7 @@ from hostagent.protocol.enrol import ChangeLine, InstallPlan
 from hostagent.protocol.results import Running
 from hostagent.protocol.verbs import Reboot, Uninstall
 from hostagent.protocol.wanted import FileWanted, Generation, ImageWanted
-from provisioning.artifacts import packages
+from provisioning.artifacts import fallbacks, packages
 from provisioning.host import zipapp
 
 TRIES = 3
@@ -392,7 +392,8 @@ def _wanted(row: StoredArtifact, now_epoch: int) -> ImageWanted:
 def plan_of(public_key: str, config: Mapping[str, Json], architecture: str) -> InstallPlan:
     """What `install` is told. Until the host was asked, it is taken for the most common architecture."""
     given = {name: value for name, value in config.items() if name in ON_HOST and isinstance(value, str | int)}
-    return InstallPlan(authorized_key=public_key, packages=packages(architecture or "x86_64"), config=given)
+    name = architecture or "x86_64"
+    return InstallPlan(authorized_key=public_key, packages=packages(name), config=given, fallbacks=fallbacks(name))
 
 
 def merged(known: list, lines: tuple[ChangeLine, ...]) -> list:

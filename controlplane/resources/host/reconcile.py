@@ -32,6 +32,7 @@ from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, Host
 from controlplane.remote.refusal import carried_out
 from controlplane.resources.host import queries
 from controlplane.resources.host.service import PREFLIGHT_PROGRAM
+from controlplane.resources.tunnel.queries import prefixes_of
 from controlplane.settings import NetworkSettings
 from hostagent.protocol.network import PolicyWanted
 from hostagent.protocol.results import Succeeded
@@ -182,8 +183,9 @@ class PolicyReconciler(Reconciler[str, HostLinks]):
 
 async def plan_policy(session: AsyncSession, settings: NetworkSettings, *, only: str = "") -> None:
     """For every host that carries machines or balances, or for one of them."""
-    infrastructure = infrastructure_cidrs(list(await session.scalars(select(Host))), settings)
     pool = await session.scalar(select(AddressPool))
+    own = prefixes_of(pool) if pool is not None else ()
+    infrastructure = infrastructure_cidrs(list(await session.scalars(select(Host))), settings, own)
     private = (str(pool.ipv4_cidr), str(pool.ipv6_cidr)) if pool is not None else ()
     wanted = PolicyWanted(
         id=POLICY, generation=documents.UNPLANNED, infrastructure_cidrs=infrastructure, private_cidrs=tuple(sorted(private))
@@ -193,11 +195,13 @@ async def plan_policy(session: AsyncSession, settings: NetworkSettings, *, only:
         await documents.plan(session, host_id, POLICY, wanted)
 
 
-def infrastructure_cidrs(hosts: Iterable[Host], settings: NetworkSettings) -> tuple[str, ...]:
-    """The hosts' own addresses and what the operator named, without overlaps, sorted."""
+def infrastructure_cidrs(
+    hosts: Iterable[Host], settings: NetworkSettings, own: Iterable[IPv4Network | IPv6Network] = ()
+) -> tuple[str, ...]:
+    """The hosts' own addresses, also the private ones (`own`), and what the operator named, without overlaps, sorted."""
     ipv4, ipv6 = [], []
     named = [ipaddress.ip_network(cidr) for cidr in settings.infrastructure_cidrs]
-    for network in [*named, *(found for host in hosts for found in _addresses(host))]:
+    for network in [*named, *own, *(found for host in hosts for found in _addresses(host))]:
         (ipv4 if isinstance(network, IPv4Network) else ipv6).append(network)
     merged = [*ipaddress.collapse_addresses(ipv4), *ipaddress.collapse_addresses(ipv6)]
     return tuple(sorted(str(network) for network in merged))

@@ -63,8 +63,15 @@ class NetworkInUse(Conflict):
     title = "The network is in use"
 
 
-class NetworkEncryptionUnsupported(InvalidInput):
-    """Encrypted networks are not built into this version; ask for `none` over the trusted data network."""
+class NetworkEncryptionUnsupported(Conflict):
+    """WireGuard runs on no host, neither in the kernel nor as `wireguard-go`. Adding a host again installs what is missing."""
 
     code = "network.encryption_unsupported"
-    title = "The encryption is not supported"
+    title = "No host can encrypt"
+
+
+class NetworkDataUntrusted(Conflict):
+    """Plain networks need a data interface, declared as trusted, on every host: `--data-interface` when the host is added."""
+
+    code = "network.data_untrusted"
+    title = "There is no trusted data network"

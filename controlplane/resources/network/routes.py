@@ -8,6 +8,7 @@ from controlplane.resources.network import service
 from controlplane.resources.network.errors import (
     NetworkCidrOutsidePool,
     NetworkCidrTaken,
+    NetworkDataUntrusted,
     NetworkEncryptionUnsupported,
     NetworkFirewallUnknown,
     NetworkInUse,
@@ -27,6 +28,7 @@ router = noun.router
         NetworkNameTaken,
         NetworkCidrTaken,
         NetworkCidrOutsidePool,
+        NetworkDataUntrusted,
         NetworkEncryptionUnsupported,
         NetworkFirewallUnknown,
         NetworkPoolExhausted,

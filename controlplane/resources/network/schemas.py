@@ -25,10 +25,11 @@ class NetworkCreate(Input):
         description="An IPv4 prefix inside the operator's pool; left out, a free one is taken. The IPv6 /64 is always chosen.",
         examples=["10.192.7.0/24"],
     )
-    encryption: Literal["none", "wireguard"] = Field(
-        default="none",
-        description="How packets between hosts travel: `none` = plain over the operator's trusted data network.",
-        examples=["none"],
+    encryption: Literal["wireguard", "none"] | None = Field(
+        default=None,
+        description="How packets to its machines travel between hosts: `wireguard`, or `none` = plain over data "
+        "interfaces that the operator declared as trusted. Left out: as the deployment is set, by default `wireguard`.",
+        examples=["wireguard"],
     )
     firewall: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = Field(
         default="default",
@@ -51,5 +52,8 @@ class NetworkView(Resource):
     project_id: str = Field(description="The project it belongs to.", examples=["proj_01jd2x4k3fe8v9m2q7t5w0y6za"])
     ipv4_cidr: IPv4Network = Field(description="Its IPv4 prefix, unique in the deployment.", examples=["10.192.7.0/24"])
     ipv6_cidr: IPv6Network = Field(description="Its ULA prefix, unique in the deployment.", examples=["fd4e:1b2c:3d4f::/64"])
-    encryption: str = Field(description="How packets between hosts travel.", examples=["none"])
+    encryption: str = Field(description="How packets to its machines travel between hosts.", examples=["wireguard"])
+    mtu_bytes: int = Field(
+        description="MTU of its machines' interfaces: no packet of theirs is too large between hosts.", examples=[1420]
+    )
     labels: Labels

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 
 from sqlalchemy import delete, exists, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from controlplane.core.errors import FieldError
+from controlplane.core.errors import BedplateError, FieldError
 from controlplane.core.ids import Kind, is_id, new_id
+from controlplane.kernel import service as kernel
 from controlplane.models.firewall import Firewall, FirewallAttachment, FirewallRule
 from controlplane.models.network import AddressPool, Network
 from controlplane.models.nic import Nic
@@ -17,13 +18,25 @@ from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.network import allocate
 from controlplane.resources.network.errors import (
     NetworkCidrOutsidePool,
+    NetworkCidrTaken,
+    NetworkDataUntrusted,
     NetworkEncryptionUnsupported,
     NetworkFirewallUnknown,
     NetworkInUse,
     NetworkPoolExhausted,
 )
+from controlplane.resources.network.mesh import OVERHEAD_BYTES
+from controlplane.resources.network.queries import (
+    DEFAULT_MTU_BYTES,
+    smallest_mtu,
+    without_trusted_data,
+    without_tunnels,
+)
 from controlplane.resources.network.schemas import NetworkCreate
+from controlplane.resources.tunnel.queries import prefixes_of
 from controlplane.settings import NetworkSettings
+
+LEAST_MTU_BYTES, MOST_MTU_BYTES = 1280, 9216
 
 
 async def locked_pool(session: AsyncSession, settings: NetworkSettings) -> AddressPool:
@@ -40,27 +53,17 @@ async def locked_pool(session: AsyncSession, settings: NetworkSettings) -> Addre
 
 async def create(session: AsyncSession, settings: NetworkSettings, project_id: str, wanted: NetworkCreate) -> Network:
     """Raises the errors of `controlplane.resources.network.errors`; nothing is kept then."""
-    if wanted.encryption != "none":
-        raise NetworkEncryptionUnsupported(errors=(FieldError(pointer="/encryption", detail="only `none` for now"),))
-    of = await locked_pool(session, settings)
-    taken = (await session.execute(select(Network.ipv4_cidr, Network.ipv6_cidr))).all()
-    if wanted.ipv4_cidr is None:
-        ipv4_cidr = allocate.free_ipv4(of.ipv4_cidr, of.ipv4_prefix_length, (row.ipv4_cidr for row in taken))
-    else:
-        ipv4_cidr = IPv4Network(wanted.ipv4_cidr)
-        if not ipv4_cidr.subnet_of(of.ipv4_cidr):
-            detail = f"{ipv4_cidr} is not inside the pool {of.ipv4_cidr}"
-            raise NetworkCidrOutsidePool(detail, errors=(FieldError(pointer="/ipv4_cidr", detail=detail),))
-    ipv6_cidr = allocate.free_ipv6(of.ipv6_cidr, (row.ipv6_cidr for row in taken))
-    if ipv4_cidr is None or ipv6_cidr is None:
-        raise NetworkPoolExhausted(f"the pool {of.ipv4_cidr}, {of.ipv6_cidr} has no free prefix left")
+    encryption = wanted.encryption or settings.encryption
+    await _check_encryption(session, encryption)
+    ipv4_cidr, ipv6_cidr = await _prefixes(session, await locked_pool(session, settings), wanted.ipv4_cidr)
     network = Network(
         id=new_id(Kind.NETWORK),
         project_id=project_id,
         name=wanted.name,
         ipv4_cidr=ipv4_cidr,
         ipv6_cidr=ipv6_cidr,
-        encryption=wanted.encryption,
+        encryption=encryption,
+        mtu_bytes=await _mtu_bytes(session, encryption),
         labels=dict(wanted.labels),
         observed_generation=1,
     )
@@ -71,7 +74,29 @@ async def create(session: AsyncSession, settings: NetworkSettings, project_id: s
         session.add(FirewallAttachment(firewall_id=firewall_id, network_id=network.id))
         await session.flush()
         await firewalls.wake(session, [firewall_id, *await firewalls.referring(session, [firewall_id])])
+    if encryption == "wireguard":
+        await kernel.start(session, "routes", "all")  # the hosts have their tunnels before the first machine comes
     return network
+
+
+async def _prefixes(session: AsyncSession, of: AddressPool, wanted: str | None) -> tuple[IPv4Network, IPv6Network]:
+    """Free ones, or the IPv4 one that is wanted. The caller holds the pool's lock."""
+    reserved = prefixes_of(of)
+    ipv4_taken = [reserved[0], *await session.scalars(select(Network.ipv4_cidr))]
+    ipv6_taken = [reserved[1], *await session.scalars(select(Network.ipv6_cidr))]
+    if wanted is None:
+        ipv4_cidr = allocate.free_ipv4(of.ipv4_cidr, of.ipv4_prefix_length, ipv4_taken)
+    else:
+        ipv4_cidr = IPv4Network(wanted)
+        if not ipv4_cidr.subnet_of(of.ipv4_cidr):
+            detail = f"{ipv4_cidr} is not inside the pool {of.ipv4_cidr}"
+            raise NetworkCidrOutsidePool(detail, errors=(FieldError(pointer="/ipv4_cidr", detail=detail),))
+        if ipv4_cidr.overlaps(reserved[0]):
+            raise NetworkCidrTaken(f"{reserved[0]} is for the hosts' own addresses")
+    ipv6_cidr = allocate.free_ipv6(of.ipv6_cidr, ipv6_taken)
+    if ipv4_cidr is None or ipv6_cidr is None:
+        raise NetworkPoolExhausted(f"the pool {of.ipv4_cidr}, {of.ipv6_cidr} has no free prefix left")
+    return ipv4_cidr, ipv6_cidr
 
 
 async def _firewall_id(session: AsyncSession, project_id: str, ref: str | None) -> str | None:
@@ -86,6 +111,23 @@ async def _firewall_id(session: AsyncSession, project_id: str, ref: str | None) 
         detail = f"no firewall {ref}"
         raise NetworkFirewallUnknown(detail, errors=(FieldError(pointer="/firewall", detail=detail),))
     return found
+
+
+async def _check_encryption(session: AsyncSession, encryption: str) -> None:
+    if encryption == "wireguard" and (names := await without_tunnels(session)):
+        raise _on_encryption(NetworkEncryptionUnsupported, f"{', '.join(names[:5])}: no WireGuard, and no wireguard-go")
+    if encryption == "none" and (names := await without_trusted_data(session)):
+        raise _on_encryption(NetworkDataUntrusted, f"{', '.join(names[:5])}: no data interface was declared")
+
+
+def _on_encryption(kind: type[BedplateError], detail: str) -> BedplateError:
+    return kind(detail, errors=(FieldError(pointer="/encryption", detail=detail),))
+
+
+async def _mtu_bytes(session: AsyncSession, encryption: str) -> int:
+    smallest = await smallest_mtu(session)
+    room = smallest - OVERHEAD_BYTES if encryption == "wireguard" else min(smallest, DEFAULT_MTU_BYTES)
+    return min(max(room, LEAST_MTU_BYTES), MOST_MTU_BYTES)
 
 
 async def remove(session: AsyncSession, network: Network) -> None:

@@ -33,6 +33,7 @@ async def allocate_nic(
         mac=mac,
         ipv4=ipv4,
         ipv6=ipv6,
+        mtu_bytes=network.mtu_bytes,
     )
     session.add(nic)
     await session.flush()

@@ -13,6 +13,7 @@ from controlplane.models.replica import Replica
 from controlplane.models.vm import Vm
 from controlplane.resources.key.publish import publish
 from controlplane.resources.model.plan import plan_of, workload
+from controlplane.resources.network.queries import is_encrypted
 from controlplane.resources.nic.service import allocate_nic
 from controlplane.resources.vm.service import place
 from controlplane.resources.volume.service import create_boot_volume
@@ -26,6 +27,7 @@ async def create(session: AsyncSession, endpoint: Endpoint) -> tuple[Replica, Vm
     is_vm = endpoint.spec["isolation"] == "vm"
     image = await session.get_one(Image, str(endpoint.spec["guest_image_id" if is_vm else "engine_image_id"]))
     vm = _machine(endpoint, image, replica_id)
+    vm.placement = {**vm.placement, "needs_tunnel": await is_encrypted(session, endpoint.network_id or "")}
     session.add(vm)
     await session.flush()
     replica = Replica(id=replica_id, project_id=endpoint.project_id, endpoint_id=endpoint.id, vm_id=vm.id)

@@ -17,4 +17,5 @@ def request_for(vm: Vm, architecture: str, *, vcpus: int | None = None, memory_b
         location=str(vm.placement.get("location") or ""),
         host=str(vm.placement.get("host") or ""),
         needs_kvm=bool(vm.placement.get("needs_kvm")),
+        needs_tunnel=bool(vm.placement.get("needs_tunnel")),
     )

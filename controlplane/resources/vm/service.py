@@ -26,6 +26,7 @@ from controlplane.placement.explain import count_rejections, explain
 from controlplane.placement.queue import count_ahead
 from controlplane.placement.reserve import Placement, reserve, resize_reservation
 from controlplane.resources.image.errors import ImageNotAvailable
+from controlplane.resources.network.queries import is_encrypted
 from controlplane.resources.nic.service import allocate_nic
 from controlplane.resources.vm.errors import (
     VmContainersNotAllowed,
@@ -61,6 +62,7 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
     _refuse_container(project, wanted, image)
     host = await _host_id(session, actor, wanted.placement.host)
     vm = _row(project, wanted, image, sealer, host=host)
+    vm.placement = {**vm.placement, "needs_tunnel": await is_encrypted(session, network_id)}
     session.add(vm)
     await session.flush()
     await place(session, vm, image.architecture)
