@@ -28,6 +28,20 @@ def upgrade() -> None:
         prefixes=["UNLOGGED"],
     )
     op.create_table(
+        "tunnel_rotation",
+        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("key_generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("is_rotating", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("id = 1", name=op.f("tunnel_rotation_one_row")),
+        sa.CheckConstraint("is_rotating <= (started_at IS NOT NULL)", name=op.f("tunnel_rotation_rotating_has_start")),
+        sa.CheckConstraint("key_generation >= 1", name=op.f("tunnel_rotation_key_generation_positive")),
+        sa.PrimaryKeyConstraint("id", name=op.f("tunnel_rotation_pkey")),
+    )
+    op.create_table(
         "firewall",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("project_id", sa.Text(), nullable=False),
@@ -81,6 +95,34 @@ def upgrade() -> None:
         ["host_id"],
         unique=False,
         postgresql_where="applied_generation < generation",
+    )
+    op.create_table(
+        "host_tunnel",
+        sa.Column("host_id", sa.Text(), nullable=False),
+        sa.Column("ipv4", postgresql.INET(), nullable=False),
+        sa.Column("ipv6", postgresql.INET(), nullable=False),
+        sa.Column("public_key_a", sa.Text(), server_default="", nullable=False),
+        sa.Column("public_key_b", sa.Text(), server_default="", nullable=False),
+        sa.Column("key_generation_a", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("key_generation_b", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("heard_a", postgresql.ARRAY(sa.Text()), server_default="{}", nullable=False),
+        sa.Column("heard_b", postgresql.ARRAY(sa.Text()), server_default="{}", nullable=False),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("digest", sa.Text(), server_default="", nullable=False),
+        sa.Column("applied_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("applied_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(public_key_a = '') = (key_generation_a = 0)", name=op.f("host_tunnel_key_a_whole")),
+        sa.CheckConstraint("(public_key_b = '') = (key_generation_b = 0)", name=op.f("host_tunnel_key_b_whole")),
+        sa.CheckConstraint("(applied_generation > 0) <= (applied_at IS NOT NULL)", name=op.f("host_tunnel_applied_has_time")),
+        sa.CheckConstraint("applied_generation <= generation", name=op.f("host_tunnel_applied_not_ahead")),
+        sa.CheckConstraint("family(ipv4) = 4 AND masklen(ipv4) = 32", name=op.f("host_tunnel_ipv4_form")),
+        sa.CheckConstraint("family(ipv6) = 6 AND masklen(ipv6) = 128", name=op.f("host_tunnel_ipv6_form")),
+        sa.ForeignKeyConstraint(["host_id"], ["host.id"], name=op.f("host_tunnel_host_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("host_id", name=op.f("host_tunnel_pkey")),
+        sa.UniqueConstraint("ipv4", name=op.f("host_tunnel_ipv4_key")),
+        sa.UniqueConstraint("ipv6", name=op.f("host_tunnel_ipv6_key")),
     )
     op.create_table(
         "firewall_attachment",
@@ -185,8 +227,13 @@ def upgrade() -> None:
     )
     op.add_column("endpoint", sa.Column("autoscale", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True))
     op.add_column("endpoint", sa.Column("max_in_flight", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("host", sa.Column("tunnel_driver", sa.Text(), server_default="", nullable=False))
+    op.add_column("host", sa.Column("underlay_ipv4", postgresql.INET(), nullable=True))
+    op.add_column("host", sa.Column("underlay_ipv6", postgresql.INET(), nullable=True))
+    op.add_column("host", sa.Column("underlay_mtu_bytes", sa.BigInteger(), nullable=True))
     op.add_column("image", sa.Column("runs_workloads", sa.Boolean(), server_default="false", nullable=False))
     op.add_column("key", sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
+    op.add_column("network", sa.Column("mtu_bytes", sa.BigInteger(), server_default="1500", nullable=False))
     op.add_column("operation", sa.Column("steps", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False))
     op.add_column("route", sa.Column("retry", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
     op.add_column("route", sa.Column("affinity", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
@@ -209,8 +256,15 @@ def upgrade() -> None:
         "ALTER TABLE endpoint ADD CONSTRAINT endpoint_max_in_flight_range CHECK (((max_in_flight >= 0) AND (max_in_flight <= 100000)))"
     )
     op.execute(
+        "ALTER TABLE host ADD CONSTRAINT host_tunnel_driver_known CHECK ((tunnel_driver = ANY (ARRAY[''::text, 'kernel'::text, 'userspace'::text])))"
+    )
+    op.execute(
+        "ALTER TABLE host ADD CONSTRAINT host_underlay_families CHECK (((family(underlay_ipv4) = 4) AND (family(underlay_ipv6) = 6)))"
+    )
+    op.execute(
         "ALTER TABLE image ADD CONSTRAINT image_guests_run_workloads CHECK ((runs_workloads <= (purpose = 'guest'::text)))"
     )
+    op.execute("ALTER TABLE network ADD CONSTRAINT network_mtu_range CHECK (((mtu_bytes >= 1280) AND (mtu_bytes <= 9216)))")
     op.execute(
         "ALTER TABLE route_target ADD CONSTRAINT route_target_fallback_is_another CHECK ((fallback_endpoint_id <> endpoint_id))"
     )
