@@ -38,6 +38,12 @@ class Section(BaseModel):
 class DatabaseSettings(Section):
     url: str = Field(default="", description="PostgreSQL URL (`postgresql://…`). Empty: `bedplate up` runs its own server.")
     pool_size: int = Field(default=10, ge=1, le=200, description="Connections each process may hold.")
+    api_statement_seconds: int = Field(
+        default=30,
+        ge=0,
+        le=3600,
+        description="A statement of the API that takes longer is cancelled, and answered 503. 0 = never.",
+    )
 
 
 class RedisSettings(Section):
@@ -122,6 +128,12 @@ class GatewaySettings(Section):
     queue_bytes: int = Field(default=256 << 20, ge=0, description="Bytes of bodies that may wait in all.")
     journal_sync_ms: int = Field(
         default=100, ge=0, description="How often the usage journal is synced to disk: what a power cut may cost. 0 = never."
+    )
+    drain_seconds: int = Field(
+        default=120,
+        ge=5,
+        le=1500,
+        description="How long a replica that is taken away may go on with answers that are open; what is open then is cut.",
     )
     tls: TlsSettings = TlsSettings()
 

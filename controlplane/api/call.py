@@ -5,15 +5,19 @@ The one rule: everything a request changes goes through `call.session`, one tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from starlette.responses import Response
 
+from controlplane.api import idempotency
 from controlplane.api.errors import ChangedMeanwhile
+from controlplane.api.idempotency import Claim
 from controlplane.api.pages import PageOf, PageQuery, page_of
 from controlplane.audit.service import snapshot
 from controlplane.authz.service import Actor
@@ -48,6 +52,14 @@ class Services:
     events: EventFeed
 
 
+class AlreadyAnswered(Exception):
+    """An earlier request with the same Idempotency-Key had this answer."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 class AbsentOnDelete(Exception):
     """A DELETE found nothing: answered 204, because deleting is idempotent."""
 
@@ -66,6 +78,7 @@ class RequestContext:
     project: Project | None = None
     subject: Base | None = None
     before: JsonObject | None = field(default=None)
+    claim: Claim | None = None
 
     @property
     def project_id(self) -> str:
@@ -118,6 +131,35 @@ class RequestContext:
         """One page of the visible rows of `model`; `fields` may be sorted and filtered by, besides the usual ones."""
         query: Select[Row] = select(model).where(*self.visible(model), *where)
         return await page_of(self.session, model, query, page, fields=fields)
+
+    async def take_key(self) -> None:
+        """Hold the request's Idempotency-Key until the end of the transaction. Raises AlreadyAnswered."""
+        key = self.request.headers.get("idempotency-key")
+        if key is None or self.request.method != "POST":
+            return
+        self.claim = await idempotency.claim(
+            self.session,
+            self.services.sealer,
+            actor_id=self.actor.id,
+            key=key,
+            method=self.request.method,
+            path=self.request.url.path,
+            body=await self.request.body(),
+        )
+        if self.claim.answer is not None:
+            raise AlreadyAnswered(self.claim.answer)
+
+    @asynccontextmanager
+    async def outside(self) -> AsyncIterator[None]:
+        """No transaction meanwhile, for work that takes long and may be done by two at once.
+
+        The Idempotency-Key is given back and taken anew: whoever ends first with it has answered for all.
+        """
+        if self.claim is not None:
+            await self.claim.give_back()
+        await self.release()
+        yield
+        await self.take_key()
 
     async def release(self) -> None:
         """End the transaction and give the connection back before a long wait; the next statement begins a new one."""

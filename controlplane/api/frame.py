@@ -20,9 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from controlplane.api import idempotency
 from controlplane.api.body import StrictRequest
-from controlplane.api.call import AbsentOnDelete, Call, RequestContext, Services
+from controlplane.api.call import AbsentOnDelete, AlreadyAnswered, Call, RequestContext, Services
 from controlplane.api.errors import (
     BodyTooLarge,
     ChangedMeanwhile,
@@ -94,19 +93,19 @@ async def _answer(
         request.state.call = call
         await enter_project(call, is_named=is_named)
         _check_media_type(request, accepts)
-        claim = await _claim(call)
-        if claim is not None and claim.answer is not None:
-            return claim.answer
         try:
+            await call.take_key()
             response = await inner(request)
+        except AlreadyAnswered as earlier:
+            return earlier.answer
         except AbsentOnDelete:
             return Response(status_code=204)
         if not call.is_write:
             await session.commit()
             return _read(call, response)
         await _conclude(call, response)
-        if claim is not None:
-            await claim.store(response)
+        if call.claim is not None:
+            await call.claim.store(response)
         await session.commit()
         services.events.poke()
         return response
@@ -154,21 +153,6 @@ def _check_media_type(request: Request, accepts: str) -> None:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if has_body and request.method != "GET" and given != accepts:
         raise MediaTypeUnsupported(f"the body must be {accepts}, not {given or 'without a Content-Type'}")
-
-
-async def _claim(call: RequestContext) -> idempotency.Claim | None:
-    key = call.request.headers.get("idempotency-key")
-    if key is None or call.request.method != "POST":
-        return None
-    return await idempotency.claim(
-        call.session,
-        call.services.sealer,
-        actor_id=call.actor.id,
-        key=key,
-        method=call.request.method,
-        path=call.request.url.path,
-        body=await call.request.body(),
-    )
 
 
 async def _conclude(call: RequestContext, response: Response) -> None:

@@ -54,6 +54,11 @@ class Claim:
             .values(status=response.status_code, answer=sealed)
         )
 
+    async def give_back(self) -> None:
+        """As if it had never been taken."""
+        ours = (IdempotencyKey.actor == self.actor_id) & (IdempotencyKey.key == self.key)
+        await self.session.execute(delete(IdempotencyKey).where(ours))
+
     def reopened(self, row: IdempotencyKey) -> Response:
         if row.answer is None or row.status is None:
             raise IdempotencyInProgress

@@ -27,7 +27,8 @@ from controlplane.core.errors import BedplateError, FieldError, InvalidInput, Un
 MEDIA_TYPE = "application/problem+json"
 _RETRY_SECONDS = "1"
 _log = logging.getLogger(__name__)
-_LOST_CLASSES = ("08", "57P", "53", "40", "55P03", "25006")  # connection, shutdown, resources, deadlock, lock, read-only
+_LOST_CLASSES = ("08", "57", "53", "40", "55P03", "25006")
+# connection; shutdown, and a statement that took too long (57014); resources; deadlock; lock; read-only
 
 
 def render(error: BedplateError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -50,7 +50,12 @@ async def serve(settings: Settings, listener: Listener) -> None:
     """Serve until SIGINT or SIGTERM; open requests get ten seconds."""
     sealer = load_sealer(settings)
     publisher = CeleryPublisher(settings.redis.url)
-    database = await Database.open(settings.database.url, pool_size=settings.database.pool_size, publisher=publisher)
+    database = await Database.open(
+        settings.database.url,
+        pool_size=settings.database.pool_size,
+        publisher=publisher,
+        statement_seconds=settings.database.api_statement_seconds,
+    )
     try:
         async with database.session() as session:
             await check_master_key(session, sealer)

@@ -27,11 +27,21 @@ _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 class Keeper:
     """`current` is always usable; `is_connected` says whether the last look at the database succeeded."""
 
-    def __init__(self, database_url: str, *, on_routes: Callable[[Directory], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        instance: str = "",
+        on_routes: Callable[[Directory], None] = lambda _: None,
+        in_use: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
         self.current = Directory()
         self.is_connected = False
         self._url = database_url
+        self._instance = instance
         self._on_routes = on_routes
+        self._in_use = in_use
+        self._reported: frozenset[str] | None = None
         self._versions: dict[str, int] | None = None
         self._wake = asyncio.Event()
         self._has_tried = asyncio.Event()
@@ -67,6 +77,7 @@ class Keeper:
 
     async def _serve(self) -> None:
         connection = await asyncpg.connect(self._url, timeout=_QUERY_SECONDS, command_timeout=_QUERY_SECONDS)
+        self._reported = None
         try:
             await connection.add_listener(queries.CHANNEL, self._notified)
             while True:
@@ -76,12 +87,17 @@ class Keeper:
                     await self._look(connection)
                 finally:
                     self._release(waiters)
+                await self._report(connection)
                 self.is_connected = True
                 self._has_tried.set()
                 await asyncio.sleep(_LEAST_GAP_SECONDS)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_PERIOD_SECONDS):
                         await self._wake.wait()
+        except asyncio.CancelledError:
+            with suppress(*_AWAY):  # requests have ended before this is stopped
+                await queries.report_use(connection, self._instance, [])
+            raise
         finally:
             connection.terminate()
 
@@ -99,6 +115,12 @@ class Keeper:
         self.current = Directory(keys=keys, routes=routes)
         self._versions = found
         self._on_routes(self.current)
+
+    async def _report(self, connection: asyncpg.Connection) -> None:
+        """Say at which replicas answers are open, when that has changed since it was said last."""
+        if (in_use := self._in_use()) != self._reported:
+            await queries.report_use(connection, self._instance, sorted(in_use))
+            self._reported = in_use
 
     def _notified(self, *_: object) -> None:
         self._wake.set()

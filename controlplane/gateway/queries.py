@@ -51,6 +51,11 @@ SELECT route_id, rule, endpoint_id, weight, fallback_endpoint_id FROM route_rule
 ORDER BY 1, 3
 """
 
+REPORT_USE = """
+WITH ended AS (DELETE FROM replica_use WHERE gateway = $1 AND NOT replica_id = ANY($2::text[]))
+INSERT INTO replica_use (gateway, replica_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING
+"""
+
 ENDPOINTS = """
 SELECT e.id, e.name, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight,
        (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url) ORDER BY p.id), '[]')
@@ -91,6 +96,11 @@ async def forget_load(connection: asyncpg.Connection, instance: str) -> None:
 async def versions(connection: asyncpg.Connection) -> dict[str, int]:
     """The present version of each topic; a topic without a row has never changed."""
     return {row["topic"]: row["version"] for row in await connection.fetch(VERSIONS)}
+
+
+async def report_use(connection: asyncpg.Connection, gateway: str, replica_ids: list[str]) -> None:
+    """Write down at which replicas answers are open here, and at no others: those may not be taken away yet."""
+    await connection.execute(REPORT_USE, gateway, replica_ids)
 
 
 async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:

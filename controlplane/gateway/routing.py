@@ -40,6 +40,10 @@ class Router:
     def busy(self, replica_id: str) -> int:
         return self._in_flight.get(replica_id, 0)
 
+    def in_use(self) -> frozenset[str]:
+        """Replicas at which an answer is open."""
+        return frozenset(self._in_flight)
+
     def enter(self, target: Target, replica: ReplicaEntry, now: float) -> None:
         self._in_flight[replica.id] = self.busy(replica.id) + 1
         self.breakers.enter(replica.id, now)

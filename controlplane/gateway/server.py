@@ -42,11 +42,12 @@ _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway with its keeper and lander at work; raises JournalInUse."""
     mine, url = settings.gateway, settings.database.url
-    journal = Journal(settings.state_dir / "gateway" / mine.instance / "journal")
+    directory = settings.state_dir / "gateway" / mine.instance / "journal"
+    journal = Journal(directory, is_synced=mine.journal_sync_ms > 0)
     lander = Lander(journal, mine.instance)
     room = WaitingRoom(most_requests=mine.queue_requests, most_bytes=mine.queue_bytes)
     router = Router(room)
-    keeper = Keeper(url, on_routes=router.follow)
+    keeper = Keeper(url, instance=mine.instance, on_routes=router.follow, in_use=router.in_use)
     session = open_session()
     means = Means(session=session, router=router, journal=journal, metrics=Metrics())
     limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute)
@@ -108,7 +109,7 @@ async def sync_for_ever(journal: Journal, period_seconds: float) -> None:
     while period_seconds > 0:
         await asyncio.sleep(period_seconds)
         try:
-            await asyncio.to_thread(journal.sync)
+            await journal.sync()
         except OSError:
             log.exception("cannot sync the usage journal")
 

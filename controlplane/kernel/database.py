@@ -76,14 +76,20 @@ class Database:
     publisher: Publisher
 
     @classmethod
-    async def open(cls, url: str, *, pool_size: int = 10, publisher: Publisher | None = None) -> Self:
+    async def open(
+        cls, url: str, *, pool_size: int = 10, publisher: Publisher | None = None, statement_seconds: float = 0
+    ) -> Self:
         """Connect. `url` is `postgresql://…` (also `?host=/socket/directory`); raises what asyncpg raises.
 
         `pool` and engine each grow up to `pool_size` connections on demand, `leases` up to 4. A CeleryPublisher given here
-        falls back to NOTIFY on this database; whoever made it closes it.
+        falls back to NOTIFY on this database; whoever made it closes it. A statement that takes longer than
+        `statement_seconds` is cancelled by the server (SQLSTATE 57014); 0 = never. Waiting for a lock counts.
         """
         publisher = publisher or NoPublisher()
-        pool = await asyncpg.create_pool(url, min_size=1, max_size=pool_size, connection_class=_Connection)
+        limits = {"statement_timeout": str(int(statement_seconds * 1000))}
+        pool = await asyncpg.create_pool(
+            url, min_size=1, max_size=pool_size, connection_class=_Connection, server_settings=limits
+        )
         leases = await asyncpg.create_pool(
             url,
             min_size=0,
@@ -92,7 +98,10 @@ class Database:
             server_settings={"synchronous_commit": "off"},
         )
         engine = create_async_engine(
-            url.replace("postgresql://", "postgresql+asyncpg://", 1), pool_size=pool_size, max_overflow=0
+            url.replace("postgresql://", "postgresql+asyncpg://", 1),
+            pool_size=pool_size,
+            max_overflow=0,
+            connect_args={"server_settings": limits},
         )
         event.listen(engine.sync_engine, "checkout", _refuse_closed)
         sessionmaker = async_sessionmaker(

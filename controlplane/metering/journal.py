@@ -7,6 +7,7 @@ so a number is never used twice, not even when the directory is lost.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -50,7 +51,7 @@ Entry = Opening | Progress | Closed
 class Journal:
     """The writer. One a process; `open_segment` is the segment being written."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, is_synced: bool = False) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory = directory
         self._segment_bytes = segment_bytes
@@ -59,6 +60,8 @@ class Journal:
         self._sequence = 0
         self._live: dict[tuple[int, int], Opening] = {}
         self._descriptor = -1
+        self._is_synced = is_synced
+        self._unsynced: list[int] = []  # segments that were left since the last sync
         self._is_torn = False
         self.open_segment = self.inherited[-1] if self.inherited else 0
         self._begin_segment()
@@ -68,7 +71,9 @@ class Journal:
         number = max(time.time_ns() // 1000, self.open_segment + 1)
         descriptor = os.open(path_of(self.directory, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._unsynced.append(self._descriptor)
+        if not self._is_synced:
+            self._close_unsynced()
         self._descriptor, self.open_segment, self._written = descriptor, number, 0
         parent = os.open(self.directory, os.O_RDONLY)
         os.fsync(parent)
@@ -113,9 +118,19 @@ class Journal:
         if self._is_torn:
             raise OSError(errno.ENOSPC, "the journal's disk is full", str(self.directory))
 
-    def sync(self) -> None:
-        """fdatasync: what was written until now survives a power cut."""
-        os.fdatasync(self._descriptor)
+    async def sync(self) -> None:
+        """Fdatasync in a thread: what was written until this call survives a power cut, in the segments left before too.
+
+        Whoever calls it says so by `is_synced`. The thread has descriptors of its own: a segment may be left meanwhile.
+        """
+        mine = [*self._unsynced, os.dup(self._descriptor)]
+        self._unsynced.clear()
+        await asyncio.to_thread(_sync_and_close, mine)
+
+    def _close_unsynced(self) -> None:
+        for descriptor in self._unsynced:
+            os.close(descriptor)
+        self._unsynced.clear()
 
     def live_segments(self) -> set[int]:
         """Segments that open requests, or the writer, still need."""
@@ -128,8 +143,18 @@ class Journal:
     def shut(self) -> None:
         """Close the file and let another process have the directory; what is open settles as after a crash."""
         if not self._lock.closed:
+            self._close_unsynced()
             os.close(self._descriptor)
             self._lock.close()
+
+
+def _sync_and_close(descriptors: list[int]) -> None:
+    try:
+        for descriptor in descriptors:
+            os.fdatasync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _lock(directory: Path) -> IO[bytes]:

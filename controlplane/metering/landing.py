@@ -6,20 +6,23 @@ metering's SQL stands here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import date, timedelta
+from functools import partial
 
 import asyncpg
 
 from controlplane.core import json
 from controlplane.core.json import JsonObject
 from controlplane.metering import journal as journals
-from controlplane.metering.journal import Closed, Journal, Progress
+from controlplane.metering.journal import Closed, Entry, Journal, Progress
 from controlplane.metering.record import Opening, row, settled_after_crash
 
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 1000
+_READ_BYTES = 1 << 18
 
 LAND = """
 WITH batch AS (
@@ -87,7 +90,7 @@ class Lander:
         for segment in journals.segments(self._journal.directory):
             landed += await self._advance(connection, segment)
             if segment not in live:
-                journals.drop(self._journal.directory, segment)
+                await asyncio.to_thread(journals.drop, self._journal.directory, segment)
                 self._offsets.pop(segment, None)
         return landed
 
@@ -96,12 +99,17 @@ class Lander:
         landed = 0
         while True:
             offset = self._offsets.get(segment, 0)
-            entries, end = journals.read(self._journal.directory, segment, offset, closed_only=True)
+            entries, end = await self._read(segment, offset, closed_only=True)
             if end == offset:
                 return landed
             closed = [row(self._gateway, entry.opening, entry.closing) for entry in entries if isinstance(entry, Closed)]
             landed += await self._land(connection, closed)
             self._offsets[segment] = end
+
+    async def _read(self, segment: int, offset: int, *, closed_only: bool = False) -> tuple[list[Entry], int]:
+        """In a thread, a little at a time: requests go on in this loop."""
+        read = partial(journals.read, limit_bytes=_READ_BYTES, closed_only=closed_only)
+        return await asyncio.to_thread(read, self._journal.directory, segment, offset)
 
     async def _recover(self, connection: asyncpg.Connection) -> int:
         """Settle what a process before us left open at its last progress, then forget its segments."""
@@ -111,7 +119,7 @@ class Lander:
         for segment in self._journal.inherited:
             offset = 0
             while True:
-                entries, end = journals.read(self._journal.directory, segment, offset)
+                entries, end = await self._read(segment, offset)
                 if end == offset:
                     break
                 offset = end
@@ -127,7 +135,7 @@ class Lander:
                 landed += await self._land(connection, closed)
         landed += await self._land(connection, [self._settled(o, progress.get(key)) for key, o in still_open.items()])
         for segment in self._journal.inherited:
-            journals.drop(self._journal.directory, segment)
+            await asyncio.to_thread(journals.drop, self._journal.directory, segment)
         if still_open:
             log.warning("settled %d requests that a gateway process before this one left open", len(still_open))
         return landed

@@ -9,7 +9,9 @@ from controlplane.models.base import Base, Stamped
 
 
 class StoredArtifact(Stamped, Base):
-    """One file of the list of artifacts under its digest; a newer one of the same name takes its place."""
+    """One file of the list of artifacts under its digest; a newer one of the same name takes its place and raises `number`,
+    by which the generation that hosts are told rises.
+    """
 
     __tablename__ = "stored_artifact"
 
@@ -20,10 +22,12 @@ class StoredArtifact(Stamped, Base):
     file: Mapped[str]
     sha256: Mapped[str]
     size_bytes: Mapped[int]
+    number: Mapped[int] = mapped_column(server_default="1")
 
     __table_args__ = (
         CheckConstraint("id = name || '-' || architecture", name="one_per_architecture"),
         CheckConstraint("architecture IN ('x86_64', 'aarch64')", name="architecture_known"),
         CheckConstraint("sha256 ~ '^[0-9a-f]{64}$'", name="sha256_form"),
         CheckConstraint("size_bytes > 0", name="has_content"),
+        CheckConstraint("number > 0", name="number_is_positive"),
     )

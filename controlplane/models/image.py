@@ -73,13 +73,16 @@ class ImageFile(Base):
 
 
 class Blob(Base):
-    """Content that lies, verified, in the control plane's image store under its digest."""
+    """Content that lies, verified, in the control plane's image store under its digest. With `removing_at` its file is being
+    removed: it counts as missing, and cannot be stored again before the row is gone.
+    """
 
     __tablename__ = "blob"
 
     sha256: Mapped[str] = mapped_column(primary_key=True)
     size_bytes: Mapped[int]
     stored_at: Mapped[datetime]
+    removing_at: Mapped[datetime | None]
 
     __table_args__ = (CheckConstraint(f"sha256 {SHA256}", name="sha256_form"),)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,10 +14,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from controlplane.kernel.database import Database
 from controlplane.models.host import Host
-from controlplane.resources.host.artifacts import ArtifactStore
+from controlplane.resources.host.artifacts import ArtifactStore, record
 from controlplane.resources.host.errors import ArtifactMismatch, ArtifactUnreachable, ArtifactWrongArchitecture
 from controlplane.resources.host.learned import learn
+from controlplane.resources.host.program import _wanted
 from controlplane.settings import Settings
 from hostagent.protocol.facts import HostFacts, KvmFact
 from provisioning.artifacts import Artifact, ArtifactsInvalid, architecture_of, load, packages
@@ -190,3 +193,16 @@ def test_qemu_never_stands_in_for_a_missing_cloud_hypervisor_unasked():
     emulated = learned(replace(FACTS, kvm=KvmFact(device_present=False, usable=False)))
     assert "qemu" in emulated.machine_drivers
     assert "kvm_unusable" in {condition["reason"] for condition in emulated.conditions}
+
+
+async def test_each_newer_file_is_a_newer_generation(database: Database):
+    """Also two within one second: a host would refuse another file of the generation that it has."""
+    artifact = next(item for item in load() if item.name == NAME and item.architecture == "x86_64")
+    wanted = []
+    for digest in ("a" * 64, "b" * 64, "b" * 64, "c" * 64):
+        async with database.session() as session:
+            row = await record(session, artifact, sha256=digest, size_bytes=1)
+            wanted.append(_wanted(row, 1))
+    numbers = [document.generation.number for document in wanted]
+    assert [number - numbers[0] for number in numbers] == [0, 1, 1, 2]
+    assert abs(numbers[0] - time.time()) < 60, "above what a deployment that was lost has told"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 
 import pytest
 
+from controlplane.resources.image.store import ImageStore
 from tests.api.fleet import FILES, lay_ground, manifest
 
 IMAGES = "/v1/images"
@@ -103,6 +105,51 @@ async def test_from_a_directory(operator, tmp_path):
     )
     refused = await operator.post(IMAGES, json={"source": {"directory": str(directory)}})
     assert refused.status_code == 422
+
+
+async def test_a_directory_is_copied_without_a_transaction(operator, api, tmp_path, monkeypatch):
+    """Copying takes minutes: no connection waits for it. Of two requests with one key the second repeats the first's answer."""
+    directory = tmp_path / "image"
+    directory.mkdir()
+    (directory / "manifest.json").write_text(json.dumps(manifest()))
+    for name, content in FILES.items():
+        (directory / name).write_bytes(content)
+    take, waiting = ImageStore.take_file, []
+    may = asyncio.Event()
+
+    async def slow(*arguments, **options):
+        waiting.append(arguments)
+        await may.wait()
+        await take(*arguments, **options)
+
+    monkeypatch.setattr(ImageStore, "take_file", slow)
+    body, headers = {"source": {"directory": str(directory)}}, {"idempotency-key": "once"}
+    both = [asyncio.create_task(operator.post(IMAGES, json=body, headers=headers)) for _ in range(2)]
+    async with asyncio.timeout(20):
+        while len(waiting) < 2:
+            await asyncio.sleep(0.02)
+    state = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+    assert await api.database.pool.fetchval(state) == 0
+    may.set()
+    answers = await asyncio.gather(*both)
+    assert [answer.status_code for answer in answers] == [201, 201], [answer.text for answer in answers]
+    assert sorted("idempotency-replayed" in answer.headers for answer in answers) == [False, True]
+    assert answers[0].json()["id"] == answers[1].json()["id"]
+    assert len((await operator.get(IMAGES)).json()["items"]) == 1
+
+
+async def test_what_is_being_removed_is_not_counted_and_not_stored_again_yet(operator, api):
+    await operator.post(IMAGES, json={"manifest": manifest("first")})
+    for name, content in FILES.items():
+        await put(operator, f"{IMAGES}/first/blobs/{digest(name)}", content)
+    await api.database.pool.execute("UPDATE blob SET removing_at = now()")
+    made = await operator.post(IMAGES, json={"manifest": manifest("second")})
+    assert (made.json()["state"], [file["is_stored"] for file in made.json()["files"]]) == ("uploading", [False] * len(FILES))
+    path = f"{IMAGES}/second/blobs/{digest('vmlinuz')}"
+    refused = await put(operator, path, FILES["vmlinuz"])
+    assert (refused.status_code, refused.json()["code"]) == (409, "image.blob_being_removed")
+    await api.database.pool.execute("DELETE FROM blob")
+    assert (await put(operator, path, FILES["vmlinuz"])).status_code == 200
 
 
 async def test_neither_or_both_origins(operator):

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -241,3 +243,46 @@ async def test_day_partitions_are_no_difference_to_the_models(empty_database_url
     await ensure_day(connection, date(2026, 11, 30))
     await connection.close()
     assert await migrate.differences(empty_database_url) == []
+
+
+async def test_a_sync_survives_the_turn_of_a_segment(write, monkeypatch) -> None:
+    """The thread syncs what it was given, also when the writer leaves that segment meanwhile; left ones are synced too."""
+    journal = write(segment_bytes=1, is_synced=True)
+    entered, go_on, synced = threading.Event(), threading.Event(), []
+    sync = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        entered.set()
+        assert go_on.wait(10)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").resolve())
+        sync(descriptor)
+
+    first = journal.open_segment
+    open_one(journal)
+    monkeypatch.setattr(os, "fdatasync", slow)
+    syncing = asyncio.create_task(journal.sync())
+    assert await asyncio.to_thread(entered.wait, 10)
+    open_one(journal)  # the first is full: it is left under the thread's hands
+    second = journal.open_segment
+    open_one(journal)
+    go_on.set()
+    await syncing
+    await journal.sync()
+    names = [int(name.stem) for name in synced]
+    assert names == [first, first, second, journal.open_segment]
+    held = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
+    assert sum(name.parent == journal.directory and name.suffix == ".journal" for name in held) == 1
+
+
+async def test_landing_reads_beside_the_loop(tmp_path, write, connection, monkeypatch) -> None:
+    journal = write()
+    journal.close(opening := open_one(journal), closing(opening))
+    read, threads = journals.read, set()
+
+    def noting(*arguments, **options):
+        threads.add(threading.current_thread() is threading.main_thread())
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(journals, "read", noting)
+    assert await Lander(journal, "gw0").run_once(connection) == 1
+    assert threads == {False}

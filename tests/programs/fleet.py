@@ -146,12 +146,13 @@ class Fleet:
         (directory / "manifest.json").write_text(manifest.model_dump_json())
         for name, content in files.items():
             (directory / name).write_bytes(content)
+        taken = await images.take_directory(store, directory)
         async with self.database.session() as session:
             self.project = Project(id=new_id(Kind.PROJECT), name="ours")
             session.add(self.project)
             await session.flush()
             self.network = await networks.create(session, NetworkSettings(), self.project.id, NetworkCreate(name="net"))
-            self.image = await images.import_directory(session, store, directory)
+            self.image = await images.create_of_stored(session, taken)
 
     async def create_network(self, name: str, encryption: Literal["wireguard", "none"]) -> Network:
         async with self.database.session() as session:

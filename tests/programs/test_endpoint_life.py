@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from controlplane.models.endpoint import Endpoint
 from controlplane.models.gateway import GatewayVersion
@@ -15,6 +15,7 @@ from controlplane.models.host import Host
 from controlplane.models.image import Image
 from controlplane.models.nic import Nic
 from controlplane.models.replica import Replica
+from controlplane.models.replica_use import ReplicaUse
 from controlplane.models.reservation import Reservation
 from controlplane.models.route import Route
 from controlplane.models.vm import Vm
@@ -319,3 +320,50 @@ async def test_delete_in_the_middle_of_the_making(fleet: Fleet, engines: Engines
 def test_what_is_no_listing_is_not_served(answer: bytes) -> None:
     with pytest.raises(NotServed):
         models_in(answer)
+
+
+async def use(fleet: Fleet, replica_id: str) -> None:
+    """What a gateway says while an answer is open there."""
+    async with fleet.database.session() as session:
+        session.add(ReplicaUse(gateway="gw0", replica_id=replica_id))
+
+
+async def test_a_replica_goes_when_its_last_open_answer_has_ended(fleet: Fleet) -> None:
+    await fleet.add_host("a")
+    endpoint_id = await create(fleet)
+    async with fleet.running():
+        (replica,) = (await until_status(fleet, endpoint_id, "ready")).replicas
+        await use(fleet, replica.row.id)
+        await change(fleet, endpoint_id, endpoints.remove)
+
+        async def is_withdrawn() -> bool:
+            async with fleet.database.session() as session:
+                row = await session.get_one(Replica, replica.row.id)
+                return row.state == "deleting" and row.base_url is None
+
+        await fleet.until(is_withdrawn, "withdrawn", 30)
+        for _ in range(5):  # steps of 0.2 s each: time enough to go, were it not in use
+            await asyncio.sleep(0.2)
+            assert await count(fleet, Vm) == 1
+        async with fleet.database.session() as session:
+            await session.execute(delete(ReplicaUse))
+
+        async def is_gone() -> bool:
+            return await count(fleet, Replica) == 0
+
+        await fleet.until(is_gone, "gone", 30)
+
+
+async def test_a_replica_does_not_wait_for_answers_without_end(fleet: Fleet) -> None:
+    await fleet.add_host("a")
+    fleet.world.settings.gateway.__dict__["drain_seconds"] = 1
+    endpoint_id = await create(fleet)
+    async with fleet.running():
+        (replica,) = (await until_status(fleet, endpoint_id, "ready")).replicas
+        await use(fleet, replica.row.id)
+        await change(fleet, endpoint_id, endpoints.remove)
+
+        async def is_gone() -> bool:
+            return await count(fleet, Replica) == 0
+
+        await fleet.until(is_gone, "gone", 30)

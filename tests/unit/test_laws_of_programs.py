@@ -10,7 +10,7 @@ import pytest
 
 RESOURCES = Path(__file__).resolve().parents[2] / "controlplane/resources"
 TRANSACTIONS = {"tx", "raw_tx", "session"}
-OUTSIDE = {"host", "hosts"}
+OUTSIDE = {"host", "hosts", "store"}
 
 
 def _names(node: ast.expr) -> Iterator[str]:
@@ -31,7 +31,9 @@ def _is_transaction(item: ast.withitem) -> bool:
 
 
 def calls_inside_transactions(source: str) -> list[int]:
-    """Lines where a host is called lexically inside `async with self.tx()` (or `raw_tx`, or a session's block)."""
+    """Lines where a host, or a store of large files, is called lexically inside `async with self.tx()`, or `raw_tx`, or a
+    session's block.
+    """
     found = []
     for block in ast.walk(ast.parse(source)):
         if not isinstance(block, ast.AsyncWith) or not any(_is_transaction(item) for item in block.items):
@@ -49,6 +51,7 @@ def calls_inside_transactions(source: str) -> list[int]:
         ("async with self.tx() as tx:\n    await self.host.ensure(x)", [2]),
         ("async with self.raw_tx() as tx:\n    if y:\n        r = await self.world.hosts.call(h, 'v', b)", [3]),
         ("async with self.world.database.session() as s:\n    await self.world.hosts.purge(h)", [2]),
+        ("async with self.tx() as tx:\n    for x in y:\n        store.remove(x)", [3]),
         (
             "async with self.tx() as tx:\n    host = await tx.session.get(Host, i)\n    host.x = 1\nawait self.host.ensure(x)",
             [],

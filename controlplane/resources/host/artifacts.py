@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import httpx2
-from sqlalchemy import select
+from sqlalchemy import case, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -134,7 +134,10 @@ async def record(session: AsyncSession, artifact: Artifact, *, sha256: str, size
     }
     row_id = f"{artifact.name}-{artifact.architecture}"
     statement = insert(StoredArtifact).values(id=row_id, **values)
-    await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+    known, given = StoredArtifact, statement.excluded
+    is_other = tuple_(known.sha256, known.file).is_distinct_from(tuple_(given.sha256, given.file))
+    raised = {"number": known.number + case((is_other, 1), else_=0), "updated_at": func.now()}
+    await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values | raised))
     return await session.get_one(StoredArtifact, row_id, populate_existing=True)
 
 

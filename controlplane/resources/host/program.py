@@ -382,8 +382,10 @@ async def _addresses_changed(session: AsyncSession, host: Host) -> None:
 
 
 def _wanted(row: StoredArtifact, now_epoch: int) -> ImageWanted:
-    """One artifact on a host. A newer file raises the generation, which is the time it was stored at."""
-    number = int(row.updated_at.timestamp())
+    """One artifact on a host. A newer file raises the generation by one; the first one's is the time it was stored at, so that
+    a list that was lost and made anew goes on above it.
+    """
+    number = int(row.created_at.timestamp()) + row.number - 1
     file = FileWanted(name=row.file, sha256=row.sha256, size_bytes=row.size_bytes)
     generation = Generation(epoch=now_epoch, number=number)
     return ImageWanted(id=row.name, generation=generation, purpose="artifact", files=(file,))

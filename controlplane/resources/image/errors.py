@@ -68,3 +68,10 @@ class ImageStoreFull(BedplateError):
     code = "image.store_full"
     status = 507
     title = "The image store is full"
+
+
+class BlobBeingRemoved(Conflict):
+    """The same content is just being removed with an image that was deleted. It takes seconds: send it again."""
+
+    code = "image.blob_being_removed"
+    title = "The file is being removed"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Literal, cast
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import Select, delete, exists, func, select, update
 
 from controlplane.kernel import epoch
 from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
@@ -102,11 +103,26 @@ class ImageProgram(Program[Image, HostLinks]):
         if copies:
             return wait(seconds=30)
         store = ImageStore(self.world.settings.state_dir)
+        for sha256 in await self._unneeded():
+            await asyncio.to_thread(store.remove, sha256)
         async with self.tx() as tx:
-            mine = select(ImageFile.sha256).where(ImageFile.image_id == self.subject_id)
-            other = exists().where(ImageFile.sha256 == Blob.sha256, ImageFile.image_id != self.subject_id)
-            gone = delete(Blob).where(Blob.sha256.in_(mine), ~other).returning(Blob.sha256)
-            for sha256 in list(await tx.session.scalars(gone)):
-                store.remove(sha256)
+            await tx.session.execute(delete(Blob).where(Blob.sha256.in_(self._mine), Blob.removing_at.is_not(None)))
             await tx.session.execute(delete(Image).where(Image.id == self.subject_id))
             return tx.done()
+
+    @property
+    def _mine(self) -> Select[str]:
+        return select(ImageFile.sha256).where(ImageFile.image_id == self.subject_id)
+
+    async def _unneeded(self) -> list[str]:
+        """Marks the blobs that only this image has. What an image made meanwhile has too is seen at the second look: whoever
+        counts a blob holds its row until its own commit (`service.settle`), and the mark waits for that.
+        """
+        other = exists().where(ImageFile.sha256 == Blob.sha256, ImageFile.image_id != self.subject_id)
+        async with self.tx() as tx:
+            mark = update(Blob).where(Blob.sha256.in_(self._mine), ~other, Blob.removing_at.is_(None))
+            await tx.session.execute(mark.values(removing_at=func.now()))
+        async with self.tx() as tx:
+            marked = Blob.sha256.in_(self._mine), Blob.removing_at.is_not(None)
+            await tx.session.execute(update(Blob).where(*marked, other).values(removing_at=None))
+            return list(await tx.session.scalars(select(Blob.sha256).where(*marked)))

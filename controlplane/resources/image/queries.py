@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.models.image import Blob, Image, ImageCopy, ImageFile
@@ -37,7 +37,7 @@ async def shown(session: AsyncSession, images: Iterable[Image]) -> list[ShownIma
     ids = [row.id for row in rows]
     files = await session.execute(
         select(ImageFile, Blob.sha256.is_not(None))
-        .outerjoin(Blob, Blob.sha256 == ImageFile.sha256)
+        .outerjoin(Blob, and_(Blob.sha256 == ImageFile.sha256, Blob.removing_at.is_(None)))
         .where(ImageFile.image_id.in_(ids))
         .order_by(ImageFile.image_id, ImageFile.name)
     )

@@ -14,6 +14,7 @@ from controlplane.api.frame import Call, Noun, Page, PageOf, Ref, RequestContext
 from controlplane.models.image import Image, ImageFile
 from controlplane.resources.image import queries, service
 from controlplane.resources.image.errors import (
+    BlobBeingRemoved,
     BlobMismatch,
     BlobUnknown,
     ImageInUse,
@@ -32,13 +33,15 @@ router = noun.router
 Digest = Annotated[str, PathParameter(description="SHA-256 of the file.", examples=["0" * 64], pattern="^[0-9a-f]{64}$")]
 
 
-@noun.create(ImageView, errors=[ImageNameTaken, ImageManifestInvalid, ImageSourceForbidden, ImageStoreFull])
+@noun.create(ImageView, errors=[ImageNameTaken, ImageManifestInvalid, ImageSourceForbidden, ImageStoreFull, BlobBeingRemoved])
 async def create(body: ImageCreate, *, call: Call) -> ShownImage:
     """Make an image of a manifest. Its files are uploaded next, unless `source` names a directory that has them."""
     if body.source is not None:
         _require_one_machine(call)
         store = ImageStore(call.services.settings.state_dir)
-        image = await service.import_directory(call.session, store, Path(body.source.directory), name=body.name)
+        async with call.outside():
+            manifest = await service.take_directory(store, Path(body.source.directory))
+        image = await service.create_of_stored(call.session, manifest, name=body.name)
     else:
         assert body.manifest is not None
         image = await service.create(call.session, body.manifest, name=body.name)
@@ -74,7 +77,7 @@ async def show(image: Ref, *, call: Call) -> ShownImage:
     "/{image}/blobs/{sha256}",
     "upload",
     BlobView,
-    errors=[ImageNotFound, BlobUnknown, BlobMismatch, ImageStoreFull],
+    errors=[ImageNotFound, BlobUnknown, BlobMismatch, BlobBeingRemoved, ImageStoreFull],
     accepts="application/octet-stream",
 )
 async def upload(image: Ref, sha256: Digest, request: Request, *, call: Call) -> BlobView:

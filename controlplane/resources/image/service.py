@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -18,7 +18,7 @@ from controlplane.models.image import Blob, Image, ImageFile
 from controlplane.models.model import Model
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
-from controlplane.resources.image.errors import ImageInUse, ImageManifestInvalid
+from controlplane.resources.image.errors import BlobBeingRemoved, ImageInUse, ImageManifestInvalid
 from controlplane.resources.image.schemas import ImageManifest
 from controlplane.resources.image.store import ImageStore
 
@@ -71,8 +71,8 @@ async def create(session: AsyncSession, manifest: ImageManifest, *, name: str | 
     return image
 
 
-async def import_directory(session: AsyncSession, store: ImageStore, directory: Path, *, name: str | None = None) -> Image:
-    """Copy a manifest's files into the store and make an available image of them."""
+async def take_directory(store: ImageStore, directory: Path) -> ImageManifest:
+    """Copy a manifest's files into the store. It takes long and touches no row: no transaction may be open meanwhile."""
     manifest = await read_manifest(directory)
     for file in manifest.files:
         path = directory / file.name
@@ -80,27 +80,34 @@ async def import_directory(session: AsyncSession, store: ImageStore, directory: 
             raise ImageManifestInvalid(f"{path} does not exist", errors=_at_directory(f"{file.name} is missing"))
         if not store.has(file.sha256, file.size_bytes):
             await store.take_file(path, sha256=file.sha256, size_bytes=file.size_bytes)
+    return manifest
+
+
+async def create_of_stored(session: AsyncSession, manifest: ImageManifest, *, name: str | None = None) -> Image:
+    """An available image of files that `take_directory` has brought into the store."""
     image = await create(session, manifest, name=name)
-    for file in manifest.files:
+    for file in sorted(manifest.files, key=lambda file: file.sha256):
         await record_blob(session, file.sha256, file.size_bytes)
     await settle(session, image)
     return image
 
 
 async def record_blob(session: AsyncSession, sha256: str, size_bytes: int) -> None:
-    """The store has it now. Recording it twice is once."""
+    """The store has it now. Recording it twice is once. Raises BlobBeingRemoved: then the store does not keep it."""
     values = {"sha256": sha256, "size_bytes": size_bytes, "stored_at": func.now()}
     await session.execute(insert(Blob).values(**values).on_conflict_do_nothing())
+    if await session.scalar(select(Blob.removing_at).where(Blob.sha256 == sha256).with_for_update(read=True)):
+        raise BlobBeingRemoved(f"{sha256} is just being removed with the last image that had it")
 
 
 async def settle(session: AsyncSession, image: Image) -> None:
-    """Make the image available when no blob is missing any more."""
-    missing = (
-        select(ImageFile.name).where(ImageFile.image_id == image.id, ~exists().where(Blob.sha256 == ImageFile.sha256)).exists()
-    )
+    """Make the image available when no blob is missing any more. It holds the blobs' rows: none is removed meanwhile."""
+    wanted = set(await session.scalars(select(ImageFile.sha256).where(ImageFile.image_id == image.id)))
+    kept = select(Blob.sha256).where(Blob.sha256.in_(wanted), Blob.removing_at.is_(None)).order_by(Blob.sha256)
+    missing = wanted - set(await session.scalars(kept.with_for_update(read=True)))
     await session.execute(
         update(Image)
-        .where(Image.id == image.id, Image.state == "uploading", ~missing)
+        .where(Image.id == image.id, Image.state == "uploading", literal(not missing))
         .values(state="available", available_at=func.now(), observed_generation=Image.generation)
         .execution_options(synchronize_session=False)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, exists, func, select
 
 from controlplane.events.service import emit
 from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
@@ -12,6 +12,7 @@ from controlplane.kernel.tx import Tx
 from controlplane.models.endpoint import Endpoint
 from controlplane.models.nic import Nic
 from controlplane.models.replica import Replica
+from controlplane.models.replica_use import ReplicaUse
 from controlplane.models.vm import Vm
 from controlplane.remote.link import HostKeyChanged, HostLinks
 from controlplane.resources.key.publish import publish
@@ -75,6 +76,8 @@ class ReplicaProgram(Program[Replica, HostLinks]):
         if self.subject.deleting_at is None or self.subject.base_url is not None:
             await self._withdraw()
             return wait(seconds=DRAIN_SECONDS)
+        if await self._is_in_use():
+            return wait(seconds=SOON_SECONDS)
         async with self.tx() as tx:
             kept = select(Vm).where(Vm.id == self.subject.vm_id).with_for_update(read=True, key_share=True)
             vm = (await tx.session.scalars(kept)).one_or_none()
@@ -85,6 +88,15 @@ class ReplicaProgram(Program[Replica, HostLinks]):
             await tx.session.execute(delete(Replica).where(Replica.id == self.subject_id))
             self.signal("endpoint", self.subject.endpoint_id, "replica")
             return tx.done()
+
+    async def _is_in_use(self) -> bool:
+        """Whether a gateway has an answer open there, and it may still go on. Gateways say so each second (DRAIN_SECONDS)."""
+        limit = timedelta(seconds=self.world.settings.gateway.drain_seconds)
+        if self.subject.deleting_at is None or self.world.clock.now() >= self.subject.deleting_at + limit:
+            return False
+        used = exists().where(ReplicaUse.replica_id == self.subject_id)
+        async with self.world.database.sessionmaker() as session:
+            return bool(await session.scalar(select(used)))
 
     # -- looks --------------------------------------------------------------------------------------------------------
 
@@ -147,7 +159,5 @@ class ReplicaProgram(Program[Replica, HostLinks]):
         """Out of every gateway's sight."""
         async with self.tx() as tx:
             replica = await self._locked(tx)
-            replica.state, replica.base_url = "deleting", None
-            if replica.deleting_at is None:
-                replica.deleting_at = func.now()
+            replica.state, replica.base_url, replica.deleting_at = "deleting", None, func.now()
             await publish(tx.session, "routes")

@@ -141,3 +141,29 @@ async def test_chunks_are_flushed(gateway, engine, http) -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     assert len(arrivals) >= 6
     assert max(gaps[:5]) < 0.3
+
+
+async def test_it_says_where_answers_are_open(gateway, engine, http, fleet) -> None:
+    """By this a replica that is taken away is left alone until its last answer has ended."""
+    go_on = asyncio.Event()
+
+    async def answer(seen, peer) -> None:
+        await peer.open_stream()
+        await peer.events(delta("one"))
+        await go_on.wait()
+        await peer.events(usage_event(), DONE)
+        await peer.end()
+
+    engine.answer = answer
+
+    async def said(wanted: list[tuple[str, str]]) -> None:
+        async with asyncio.timeout(10), fleet.connection() as connection:
+            while [tuple(row) for row in await connection.fetch("SELECT gateway, replica_id FROM replica_use")] != wanted:
+                await asyncio.sleep(0.05)
+
+    async with http.post(f"{gateway.url}/v1/chat/completions", json=STREAM, headers=gateway.headers) as reply:
+        await reply.content.readany()
+        await said([("gw0", fleet.replicas[0])])
+        go_on.set()
+        await reply.read()
+    await said([])
