@@ -28,6 +28,15 @@ def upgrade() -> None:
         prefixes=["UNLOGGED"],
     )
     op.create_table(
+        "replica_use",
+        sa.Column("gateway", sa.Text(), nullable=False),
+        sa.Column("replica_id", sa.Text(), nullable=False),
+        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.PrimaryKeyConstraint("gateway", "replica_id", name=op.f("replica_use_pkey")),
+        prefixes=["UNLOGGED"],
+    )
+    op.create_index(op.f("replica_use_replica_id_idx"), "replica_use", ["replica_id"], unique=False)
+    op.create_table(
         "tunnel_rotation",
         sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("key_generation", sa.BigInteger(), server_default="1", nullable=False),
@@ -225,6 +234,7 @@ def upgrade() -> None:
     op.create_index(
         op.f("route_rule_target_fallback_endpoint_id_idx"), "route_rule_target", ["fallback_endpoint_id"], unique=False
     )
+    op.add_column("blob", sa.Column("removing_at", sa.DateTime(timezone=True), nullable=True))
     op.add_column("endpoint", sa.Column("autoscale", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True))
     op.add_column("endpoint", sa.Column("max_in_flight", sa.BigInteger(), server_default="0", nullable=False))
     op.add_column("host", sa.Column("tunnel_driver", sa.Text(), server_default="", nullable=False))
@@ -249,6 +259,7 @@ def upgrade() -> None:
         "run",
         sa.Column("history", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'[]'::jsonb"), nullable=False),
     )
+    op.add_column("stored_artifact", sa.Column("number", sa.BigInteger(), server_default="1", nullable=False))
     op.add_column("watch_presence", sa.Column("socket", sa.Text(), server_default="", nullable=False))
     # ### end Alembic commands ###
     op.execute("ALTER TABLE run DROP CONSTRAINT run_attempt_counts")
@@ -271,3 +282,4 @@ def upgrade() -> None:
     op.execute("ALTER TABLE run ADD CONSTRAINT run_attempt_counts CHECK (((attempt >= 0) AND (failures >= 0)))")
     op.execute("ALTER TABLE run ADD CONSTRAINT run_failed_code_of_a_failure CHECK (((failed_code IS NULL) OR (failures > 0)))")
     op.execute("ALTER TABLE run ADD CONSTRAINT run_history_is_bounded CHECK ((jsonb_array_length(history) <= 32))")
+    op.execute("ALTER TABLE stored_artifact ADD CONSTRAINT stored_artifact_number_is_positive CHECK ((number > 0))")
