@@ -123,6 +123,7 @@ class Keeper:
         for key in dict.fromkeys((*documents.ordered(), *documents.broken, *self._seen)):
             await self.look(key)
         self._has_seen_all = True
+        self._agent.notices.is_ready = True
         if time.monotonic() - self._tombstones_checked > TOMBSTONE_CHECK_SECONDS:
             self._tombstones_checked = time.monotonic()
             documents.forget_old_tombstones(time.time())
@@ -197,7 +198,9 @@ class Keeper:
         document = self._agent.documents.get(*key)
         if document is not None:
             self._nics[key] = tuple(nic.id for nic in document.nics)
-        self._agent.balancers.machine(self._nics.get(key, ()), is_running=is_running)
+        nics = self._nics.get(key, ())
+        self._agent.balancers.machine(nics, is_running=is_running)
+        self._agent.notices.machine(nics, is_running=is_running)
         if document is None:
             self._nics.pop(key, None)
 

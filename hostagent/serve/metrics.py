@@ -61,7 +61,8 @@ class Metrics:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0]
                 is_known = request.startswith(b"GET /metrics ")
-                body = self.text(agent).encode() if is_known else b""
+                lines = await agent.balancer_counts.lines() if is_known else []
+                body = (self.text(agent) + "".join(f"{line}\n" for line in lines)).encode() if is_known else b""
                 status = b"200 OK" if is_known else b"404 Not Found"
                 head = b"HTTP/1.0 %s\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: %d\r\n\r\n"
                 writer.write(head % (status, len(body)) + body)

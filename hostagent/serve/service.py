@@ -45,8 +45,12 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         stack.callback(os.close, descriptor)
         stack.push_async_callback(agent.rules.close)
         stack.push_async_callback(agent.balancers.close)
+        stack.push_async_callback(agent.balancer_counts.close)
+        stack.callback(agent.notices.close)
         await rules.start(agent)
         agent.balancers.start()
+        if agent.drivers.rules.traits.name != "fake":
+            agent.balancer_counts.start()
         await _listen(stack, paths.socket, lambda r, w: _accept(agent, metrics, r, w), mode=0o660)
         await _listen(stack, paths.metrics_socket, lambda r, w: metrics.answer(agent, r, w), mode=0o660)
         keeping = asyncio.create_task(keeper.run(), name="keeper")

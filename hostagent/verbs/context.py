@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from hostagent.drivers.network.balancer import Balancers
+from hostagent.drivers.network.balancer_counts import BalancerCounts
+from hostagent.drivers.network.balancer_notices import Notices
 from hostagent.drivers.network.firewall import Firewalls
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.registry import Drivers
@@ -58,6 +60,8 @@ class Agent:
     tickets: Tickets
     rules: Ruleset
     balancers: Balancers
+    balancer_counts: BalancerCounts
+    notices: Notices
     version: str
     probe_kvm: Callable[[], Awaitable[KvmFact]] = _no_kvm
     learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
@@ -82,6 +86,7 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
     documents = Documents(paths, HostSealer(paths.host_key))
     await documents.load()
     rules = Ruleset(drivers.rules)
+    balancers = Balancers(rules, paths.state / "balancer", drivers.flows)
     return Agent(
         paths=paths,
         config=config,
@@ -92,6 +97,8 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
         jobs=Jobs(events),
         tickets=Tickets(),
         rules=rules,
-        balancers=Balancers(rules, paths.state / "balancer", drivers.flows),
+        balancers=balancers,
+        balancer_counts=BalancerCounts(balancers),
+        notices=Notices(balancers),
         version=version,
     )

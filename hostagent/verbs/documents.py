@@ -23,7 +23,7 @@ from hostagent.protocol.verbs import ENSURE, KIND_NAMES
 from hostagent.protocol.wanted import Generation
 
 TOMBSTONE_SECONDS = 30 * 86_400
-SEALED_KINDS = frozenset({"vm"})
+SEALED_KINDS = frozenset({"vm", "notices"})
 _VERSION = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

@@ -9,7 +9,7 @@ from hostagent import version
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.verbs import HostObserved, Nothing, Reboot, Uninstall
 from hostagent.protocol.wanted import Observed
-from hostagent.verbs import firewall, image, lifecycle, loadbalancer, network, nic, tunnel, vm, volume
+from hostagent.verbs import firewall, image, lifecycle, loadbalancer, network, nic, notices, tunnel, vm, volume
 from hostagent.verbs.context import Agent
 
 KINDS: dict[str, lifecycle.Kind] = {
@@ -24,6 +24,7 @@ KINDS: dict[str, lifecycle.Kind] = {
         nic.KIND,
         vm.KIND,
         loadbalancer.KIND,
+        notices.KIND,
     )
 }  # in the order in which they depend on each other
 

@@ -17,7 +17,7 @@ Verb = Callable[[Agent, Any], Awaitable[Any]]
 
 @cache
 def verbs() -> dict[str, Verb]:
-    from hostagent.verbs import facts, firewall, host, image, loadbalancer, network, nic, stream, tunnel, vm, volume
+    from hostagent.verbs import facts, firewall, host, image, loadbalancer, network, nic, notices, stream, tunnel, vm, volume
 
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
@@ -34,6 +34,7 @@ def verbs() -> dict[str, Verb]:
         (vm, "vm"),
         (tunnel, "tunnel"),
         (loadbalancer, "loadbalancer"),
+        (notices, "notices"),
     ):
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
     table |= {"firewall.ensure": firewall.ensure, "firewall.purge": firewall.purge, "firewall.observe": firewall.observe}

@@ -16,10 +16,21 @@ import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+from hostagent.drivers.network.balancer import Balancers
+from hostagent.drivers.network.balancer_counts import BalancerCounts
+from hostagent.drivers.network.conntrack import Conntrack
+from hostagent.drivers.network.nft import NftHelper
+from hostagent.drivers.network.ruleset import Ruleset
+from hostagent.lib.wait import until
+from hostagent.protocol.network import BackendWanted, ListenerWanted, LoadBalancerWanted
+from hostagent.protocol.wanted import Generation
 
 CLONE_NEWNET = 0x4000_0000
 VIP4, VIP6 = "203.0.113.10", "2001:db8:f::10"
+NAMES = {"bk_1", "bk_2", "bk_3", "bk_4"}
 SECONDS = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,8 +85,8 @@ class Backend:
         self._servers: list[socket.socket] = []
         self._flows: set[socket.socket] = set()
 
-    def listen(self, port: int = 8080) -> None:
-        for address in (self.ipv4, self.ipv6):
+    def listen(self, port: int = 8080, addresses: tuple[str, ...] = ()) -> None:
+        for address in addresses or (self.ipv4, self.ipv6):
             for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                 server = self.place.socket(address, kind)
                 server.bind((address, port))
@@ -126,9 +137,12 @@ class Backend:
 class Stage:
     """`clients` and `backends` hang on the balancer, which is their gateway."""
 
-    def __init__(self, backends: int = 4) -> None:
+    def __init__(self) -> None:
         self.client = Place()
         self._places = [self.client]
+        self.backends: list[Backend] = []
+
+    def build(self, backends: int = 4) -> None:
         for family in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
             sysctl(f"net/{family}", "1")
         sysctl("net/netfilter/nf_conntrack_acct", "1")
@@ -137,7 +151,6 @@ class Stage:
             ip("address", "add", f"198.51.100.{host}/24", "dev", "eth0", netns=self.client.name)
         for vip in (f"{VIP4}/32", f"{VIP6}/128"):
             ip("address", "add", vip, "dev", "lo")
-        self.backends: list[Backend] = []
         for number in range(1, backends + 1):
             place = Place()
             self._places.append(place)
@@ -221,3 +234,69 @@ class Flow:
     def reset(self) -> None:
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.channel.close()
+
+
+async def broken(flow: Flow, seconds: float = 10.0) -> None:
+    """The flow ends by a reset, never by silence."""
+
+    async def is_broken() -> bool:
+        try:
+            await flow.echo()
+        except (ConnectionError, EOFError):
+            return True
+        return False
+
+    assert await until(is_broken, seconds=seconds)
+    flow.reset()
+
+
+class Edge:
+    """The balancer of the host that is this thread's namespace."""
+
+    def __init__(self, stage, directory) -> None:
+        self.stage = stage
+        self.rules = Ruleset(NftHelper())
+        self.flows = Conntrack()
+        self.balancers = Balancers(self.rules, directory, self.flows)
+        self.counts = BalancerCounts(self.balancers)
+        self.generation = 0
+
+    async def start(self, *documents) -> None:
+        await self.rules.start(self.balancers.restore(documents))
+        self.balancers.start()
+
+    def wanted(self, **changes) -> LoadBalancerWanted:
+        self.generation += 1
+        backends = tuple(
+            BackendWanted(id=b.name, ipv4=b.ipv4, ipv6=b.ipv6, nic_id=f"nic_{b.name}") for b in self.stage.backends
+        )
+        plain = LoadBalancerWanted(
+            id="lb_000000000001",
+            generation=Generation(epoch=1, number=self.generation),
+            vips=(VIP4, VIP6),
+            listeners=(
+                ListenerWanted(protocol="tcp", port=443, target_port=8080),
+                ListenerWanted(protocol="udp", port=443, target_port=8080),
+            ),
+            backends=backends,
+        )
+        return replace(plain, **changes)
+
+    async def take(self, **changes) -> LoadBalancerWanted:
+        wanted = self.wanted(**changes)
+        await self.balancers.take(wanted)
+        return wanted
+
+    def states(self, wanted, **by_name) -> tuple[BackendWanted, ...]:
+        return tuple(replace(b, **by_name.get(b.id, {})) for b in wanted.backends)
+
+    async def close(self) -> None:
+        await self.counts.close()
+        await self.balancers.close()
+        await self.rules.close()
+        self.flows.close()
+
+    async def metric(self, name: str) -> dict[str, float]:
+        """Its values by label text."""
+        lines = [line for line in await self.counts.lines() if line.startswith(name)]
+        return {line.partition("{")[2].rpartition("}")[0]: float(line.rpartition(" ")[2]) for line in lines}

@@ -2,97 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
 import time
-from dataclasses import replace
 
 import pytest
 
 from hostagent.drivers.network import balancer_kernel
-from hostagent.drivers.network.balancer import Balancers
-from hostagent.drivers.network.conntrack import Conntrack
-from hostagent.drivers.network.nft import NftHelper
-from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.lib.wait import until
-from hostagent.protocol.network import BackendWanted, ListenerWanted, LoadBalancerWanted
-from hostagent.protocol.wanted import Generation
-from tests.agent.balancing import VIP4, VIP6, Stage
+from tests.agent.balancing import NAMES, VIP4, VIP6, broken
 
 pytestmark = pytest.mark.caps("root", "netns", "nft")
-CLONE_NEWNET = 0x4000_0000
 BOTH = pytest.mark.parametrize("vip", [VIP4, VIP6])
-
-
-@pytest.fixture
-def own_network():
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    try:
-        yield
-    finally:
-        assert libc.setns(before, CLONE_NEWNET) == 0
-        os.close(before)
-
-
-class Edge:
-    """The balancer of the host that is this thread's namespace."""
-
-    def __init__(self, stage, directory) -> None:
-        self.stage = stage
-        self.rules = Ruleset(NftHelper())
-        self.flows = Conntrack()
-        self.balancers = Balancers(self.rules, directory, self.flows)
-        self.generation = 0
-
-    async def start(self, *documents) -> None:
-        await self.rules.start(self.balancers.restore(documents))
-        self.balancers.start()
-
-    def wanted(self, **changes) -> LoadBalancerWanted:
-        self.generation += 1
-        backends = tuple(
-            BackendWanted(id=b.name, ipv4=b.ipv4, ipv6=b.ipv6, nic_id=f"nic_{b.name}") for b in self.stage.backends
-        )
-        plain = LoadBalancerWanted(
-            id="lb_000000000001",
-            generation=Generation(epoch=1, number=self.generation),
-            vips=(VIP4, VIP6),
-            listeners=(
-                ListenerWanted(protocol="tcp", port=443, target_port=8080),
-                ListenerWanted(protocol="udp", port=443, target_port=8080),
-            ),
-            backends=backends,
-        )
-        return replace(plain, **changes)
-
-    async def take(self, **changes) -> LoadBalancerWanted:
-        wanted = self.wanted(**changes)
-        await self.balancers.take(wanted)
-        return wanted
-
-    def states(self, wanted, **by_name) -> tuple[BackendWanted, ...]:
-        return tuple(replace(b, **by_name.get(b.id, {})) for b in wanted.backends)
-
-
-@pytest.fixture
-async def edge(own_network, tmp_path):
-    stage = Stage()
-    for backend in stage.backends:
-        backend.listen()
-    made = Edge(stage, tmp_path)
-    await made.start()
-    yield made
-    await made.balancers.close()
-    await made.rules.close()
-    made.flows.close()
-    await stage.close()
-
-
-NAMES = {"bk_1", "bk_2", "bk_3", "bk_4"}
 
 
 @BOTH
@@ -146,22 +65,8 @@ async def test_a_drained_backend_keeps_its_flows_until_the_deadline(edge, vip):
     await edge.take(drain_seconds=1, backends=edge.states(wanted, **{flow.backend: {"state": "draining"}}))
     assert set(await edge.stage.spread(vip, 30)) == NAMES - {flow.backend}
     assert await flow.echo() == b"ping"
-    await _broken(flow)
+    await broken(flow)
     assert edge.balancers.services[wanted.id].words()[flow.backend] == "draining"
-
-
-async def _broken(flow, seconds=10.0):
-    """The flow ends by a reset, never by silence."""
-
-    async def is_broken() -> bool:
-        try:
-            await flow.echo()
-        except (ConnectionError, EOFError):
-            return True
-        return False
-
-    assert await until(is_broken, seconds=seconds)
-    flow.reset()
 
 
 @BOTH
@@ -171,7 +76,7 @@ async def test_an_ejected_backend_loses_its_flows_and_returns(edge, vip):
     name = flow.backend
     await edge.take(backends=edge.states(wanted, **{name: {"state": "ejected", "ejected_seconds": 2}}))
     assert name not in await edge.stage.spread(vip, 30)
-    await _broken(flow, 1.5)
+    await broken(flow, 1.5)
 
     async def is_back() -> bool:
         return name in await edge.stage.spread(vip, 20)
@@ -192,7 +97,7 @@ async def test_the_end_of_a_machine_swaps_its_buckets_and_ends_its_flows(edge):
 
     assert await until(is_swapped, seconds=5)
     assert edge.balancers.services[wanted.id].words()[flow.backend] == "down: its machine ended"
-    await _broken(flow)
+    await broken(flow)
     after = {port: await edge.stage.ask(VIP4, source=("198.51.100.2", port)) for port in ports}
     moved = {port for port in ports if before[port] != after[port]}
     assert moved == {port for port in ports if before[port] == flow.backend}

@@ -1,4 +1,4 @@
-"""What a balancer reads of the kernel besides rules: the counters of marks.
+"""What a balancer reads of the kernel besides rules: the counters of marks, and how many flows have them.
 
 The one rule: nothing here goes through the rules' helper, so that reading a thousand services' counters never delays a swap.
 Source: Linux, include/uapi/linux/netfilter/nf_tables.h.
@@ -9,8 +9,16 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
+from hostagent.drivers.network.conntrack import (
+    CTA_MARK,
+    CTA_STATUS,
+    MSG_GET,
+    NFNL_SUBSYS_CTNETLINK,
+)
 from hostagent.drivers.network.nfnetlink import (
     FAMILIES,
     NETLINK_NETFILTER,
@@ -28,6 +36,9 @@ _GET_SET_ELEMENTS = 13
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS = 1, 2, 3
 _ELEMENT_KEY, _ELEMENT_EXPRESSION, _ELEMENT_EXPRESSIONS = 1, 7, 11
 _GENERIC_BYTES = 4
+COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+MAX_WALKED_FLOWS = 50_000
+OFFLOADED = 1 << 14 | 1 << 15  # IPS_OFFLOAD, IPS_HW_OFFLOAD
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -44,6 +55,24 @@ def counters(name: str) -> dict[int, tuple[int, int]]:
             counter = attributes(attributes(expression).get(2, b""))
             found[mark] = (int.from_bytes(counter.get(2, b""), "big"), int.from_bytes(counter.get(1, b""), "big"))
     return found
+
+
+def live_flows() -> tuple[Counter[int], int]:
+    """(flows by mark, flows in a flowtable). Only of a table that is small enough to be walked; else nothing. Blocks."""
+    marks: Counter[int] = Counter()
+    offloaded = 0
+    try:
+        if int(COUNT.read_text(encoding="ascii")) > MAX_WALKED_FLOWS:
+            return marks, 0
+    except OSError:
+        return marks, 0
+    for payload in _ask(message(NFNL_SUBSYS_CTNETLINK << 8 | MSG_GET, _REQUEST | _DUMP, 1, socket.AF_UNSPEC)):
+        fields = attributes(payload[_GENERIC_BYTES:])
+        if mark := int.from_bytes(fields.get(CTA_MARK, b""), "big"):
+            marks[mark] += 1
+        if int.from_bytes(fields.get(CTA_STATUS, b""), "big") & OFFLOADED:
+            offloaded += 1
+    return marks, offloaded
 
 
 def _ask(request: bytes) -> Iterator[bytes]:

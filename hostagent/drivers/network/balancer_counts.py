@@ -1,0 +1,154 @@
+"""Counters of backends out of the table: for the circuit breakers each second, for /metrics when asked.
+
+The one rule: reading is done off the event loop and never by the rules' helper. The kernel counts by mark; a backend's marks,
+one for each target port, are added up here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from hostagent.drivers.network import balancer_kernel
+from hostagent.drivers.network.balancer import Balancers
+from hostagent.drivers.network.balancer_circuit import CLOSED, OPEN, Circuit, Counts
+from hostagent.drivers.network.balancer_rules import COUNTERS
+from hostagent.drivers.network.balancer_service import BUCKET_BOUNDS
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+Readings = dict[str, dict[int, tuple[int, int]]]
+Name = tuple[str, str]  # (service, backend)
+
+
+class BalancerCounts:
+    def __init__(self, balancers: Balancers) -> None:
+        self._balancers = balancers
+        self._circuits: dict[Name, Circuit] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = self._task or asyncio.create_task(self._watch(), name="circuits")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look()
+            except Exception:
+                logger.exception("looking at circuits")
+
+    async def look(self) -> None:
+        """Take a sample of every backend of a service with a circuit, and tell what opened or closed."""
+        services = {name: one for name, one in self._balancers.services.items() if one.wanted.circuit is not None}
+        self._circuits = {key: circuit for key, circuit in self._circuits.items() if key[0] in services}
+        if not services:
+            return
+        counts = counted(self._balancers, await read(("lb_flows", "lb_accepted", "lb_refused", "lb_resets")))
+        now = time.monotonic()
+        for service_id, service in services.items():
+            wanted = service.wanted.circuit
+            for backend in service.wanted.backends:
+                if wanted is None or backend.state == "removed":
+                    continue
+                circuit = self._circuits.setdefault((service_id, backend.id), Circuit())
+                if circuit.look(wanted, counts.get((service_id, backend.id), Counts()), now):
+                    self._balancers.circuit(service_id, backend.id, circuit.state)
+
+    async def lines(self) -> list[str]:
+        """Prometheus text."""
+        readings = await read(COUNTERS) if self._balancers.services else {}
+        flows, offloaded = await asyncio.to_thread(balancer_kernel.live_flows) if readings else (Counter[int](), 0)
+        return [*self._state_lines(), *self._traffic_lines(readings, flows), *self._failover_lines(), *_plain(offloaded)]
+
+    def _state_lines(self) -> Iterator[str]:
+        yield "# TYPE bedplate_lb_backend_up gauge"
+        for service_id, service in self._balancers.services.items():
+            for backend in service.wanted.backends:
+                shares = [found[backend.id].share for found in service.opinions.values() if backend.id in found]
+                if shares:
+                    yield f"bedplate_lb_backend_up{_labels(service_id, backend.id)} {int(max(shares) > 0)}"
+        yield "# TYPE bedplate_lb_circuit_state gauge"
+        for (service_id, name), circuit in self._circuits.items():
+            state = {CLOSED: 0, OPEN: 2}.get(circuit.state, 1)
+            yield f"bedplate_lb_circuit_state{_labels(service_id, name)} {state}"
+        yield "# TYPE bedplate_lb_brakes_total counter"
+        yield f"bedplate_lb_brakes_total {sum(one.health.brakes for one in self._balancers.services.values())}"
+        yield "# TYPE bedplate_lb_probes_total counter"
+        yield f"bedplate_lb_probes_total {self._balancers.prober.attempts}"
+
+    def _traffic_lines(self, readings: Readings, live: Counter[int]) -> Iterator[str]:
+        names = names_of_marks(self._balancers)
+        for metric, kind, label, sets in (
+            ("bedplate_lb_backend_bytes_total", 1, "direction", {"in": "lb_in", "out": "lb_out"}),
+            ("bedplate_lb_backend_packets_total", 0, "direction", {"in": "lb_in", "out": "lb_out"}),
+            ("bedplate_lb_backend_errors_total", 0, "kind", {"refused": "lb_refused", "reset": "lb_resets"}),
+            ("bedplate_lb_backend_flows_total", 0, "", {"": "lb_flows"}),
+        ):
+            yield f"# TYPE {metric} counter"
+            for value, set_name in sets.items():
+                sums: Counter[Name] = Counter()
+                for mark, found in readings.get(set_name, {}).items():
+                    if mark in names:
+                        sums[names[mark]] += found[kind]
+                more = f',{label}="{value}"' if label else ""
+                yield from (f"{metric}{_labels(*name, more)} {number}" for name, number in sums.items())
+        yield "# TYPE bedplate_lb_backend_live_flows gauge"
+        present: Counter[Name] = Counter()
+        for mark, number in live.items():
+            if mark in names:
+                present[names[mark]] += number
+        yield from (f"bedplate_lb_backend_live_flows{_labels(*name)} {number}" for name, number in present.items())
+
+    def _failover_lines(self) -> Iterator[str]:
+        failovers = self._balancers.failovers
+        yield "# TYPE bedplate_lb_failover_seconds histogram"
+        for kind, count in failovers.counts.items():
+            for bound in BUCKET_BOUNDS:
+                number = failovers.buckets[kind, bound]
+                yield f'bedplate_lb_failover_seconds_bucket{{kind="{kind}",le="{bound}"}} {number}'
+            yield f'bedplate_lb_failover_seconds_bucket{{kind="{kind}",le="+Inf"}} {count}'
+            yield f'bedplate_lb_failover_seconds_sum{{kind="{kind}"}} {failovers.sums[kind]:.6f}'
+            yield f'bedplate_lb_failover_seconds_count{{kind="{kind}"}} {count}'
+
+
+async def read(names: tuple[str, ...]) -> Readings:
+    def work() -> Readings:
+        return {name: balancer_kernel.counters(name) for name in names}
+
+    return await asyncio.to_thread(work)
+
+
+def counted(balancers: Balancers, readings: Readings) -> dict[Name, Counts]:
+    sums: dict[Name, Counter[str]] = {}
+    for mark, name in names_of_marks(balancers).items():
+        found = sums.setdefault(name, Counter())
+        for set_name, values in readings.items():
+            found[set_name.removeprefix("lb_")] += values.get(mark, (0, 0))[0]
+    return {name: Counts(**found) for name, found in sums.items()}
+
+
+def names_of_marks(balancers: Balancers) -> dict[int, Name]:
+    return {
+        mark: (service_id, backend)
+        for service_id, service in balancers.services.items()
+        for (_, backend), mark in service.marks.items()
+    }
+
+
+def _plain(offloaded: int) -> Iterator[str]:
+    yield "# TYPE bedplate_lb_offloaded_flows gauge"
+    yield f"bedplate_lb_offloaded_flows {offloaded}"
+
+
+def _labels(service_id: str, backend: str, more: str = "") -> str:
+    return f'{{loadbalancer="{service_id}",backend="{backend}"{more}}}'

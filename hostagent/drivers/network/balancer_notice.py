@@ -1,0 +1,96 @@
+"""What hosts tell each other of ended machines: one datagram each 100 ms and at once when a machine ends. Pure.
+
+The one rule: a datagram says the whole truth of its sender (which of its machines are down), so a lost one is made good by the
+next. It is signed with the key of the two hosts and carries both sessions and a counter: a session is an agent's life, so what
+was recorded in another life, or before, is not listened to. A datagram for an unknown session only introduces its sender.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+import time
+from dataclasses import dataclass, field
+
+MAGIC = b"bpn1"
+MAC_BYTES = 32
+MAX_BYTES = 60_000
+BYE = 1
+_HEAD = struct.Struct(">4s16s16sQBBH")
+NOBODY = bytes(16)
+
+
+def new_session() -> bytes:
+    """Grows with time, so that an older life of the same host is told apart from a newer one."""
+    return struct.pack(">Q", time.time_ns()) + os.urandom(8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """`to_session` NOBODY: the sender does not know us yet. `down`: nic ids. `is_bye`: it will be silent from now on."""
+
+    sender: str
+    session: bytes
+    to_session: bytes
+    counter: int
+    down: frozenset[str] = frozenset()
+    is_bye: bool = False
+
+
+def encode(notice: Notice, receiver: str, key: bytes) -> bytes:
+    sender = notice.sender.encode()
+    head = _HEAD.pack(
+        MAGIC, notice.session, notice.to_session, notice.counter, BYE * notice.is_bye, len(sender), len(notice.down)
+    )
+    names = b"".join(bytes((len(name),)) + name for name in sorted(name.encode() for name in notice.down))
+    body = head + sender + names
+    return body + _sign(body, receiver, key)
+
+
+def sender_of(datagram: bytes) -> str:
+    """Who claims to have sent it; raises ValueError for what is no notice."""
+    if not _HEAD.size + MAC_BYTES <= len(datagram) <= MAX_BYTES or datagram[:4] != MAGIC:
+        raise ValueError("not a notice")
+    length = _HEAD.unpack_from(datagram)[5]
+    return datagram[_HEAD.size : _HEAD.size + length].decode()
+
+
+def decode(datagram: bytes, receiver: str, key: bytes) -> Notice:
+    """Raises ValueError when it is not signed with this key for this receiver, or is malformed."""
+    body, signature = datagram[:-MAC_BYTES], datagram[-MAC_BYTES:]
+    if not hmac.compare_digest(signature, _sign(body, receiver, key)):
+        raise ValueError("a wrong signature")
+    _, session, to_session, counter, flags, length, count = _HEAD.unpack_from(body)
+    at, down = _HEAD.size + length, set()
+    for _ in range(count):
+        end = at + 1 + body[at]
+        down.add(body[at + 1 : end].decode())
+        at = end
+    if at != len(body):
+        raise ValueError("a wrong length")
+    sender = body[_HEAD.size : _HEAD.size + length].decode()
+    is_bye = bool(flags & BYE)
+    return Notice(sender=sender, session=session, to_session=to_session, counter=counter, down=frozenset(down), is_bye=is_bye)
+
+
+def _sign(body: bytes, receiver: str, key: bytes) -> bytes:
+    return hmac.new(key, receiver.encode() + b"\0" + body, hashlib.sha256).digest()
+
+
+@dataclass(slots=True, kw_only=True)
+class Listening:
+    """What is known of one sender. `heard_at` None: nothing is expected of it."""
+
+    session: bytes = NOBODY
+    counter: int = 0
+    heard_at: float | None = None
+    down: frozenset[str] = field(default_factory=frozenset)
+
+    def believes(self, notice: Notice, mine: bytes) -> bool:
+        """Whether it is news from the sender's present life to ours; remembers that it came."""
+        if notice.session < self.session or (notice.session == self.session and notice.counter <= self.counter):
+            return False
+        self.session, self.counter = notice.session, notice.counter
+        return notice.to_session == mine

@@ -1,0 +1,314 @@
+"""What stands before the choice of a backend (limits, time-outs) and what is learnt after it (probes, circuits, counts)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from hostagent.lib.wait import until
+from hostagent.protocol.network import CircuitWanted, ProbeWanted
+from tests.agent.balancing import NAMES, VIP4, VIP6, Edge, broken, sysctl
+
+pytestmark = pytest.mark.caps("root", "netns", "nft")
+BOTH = pytest.mark.parametrize("vip", [VIP4, VIP6])
+PROBE = ProbeWanted(kind="tcp", interval_ms=100, timeout_ms=200, rise=2, fall=2)
+
+
+async def flood(edge, vip, source, count):
+    """Handshakes that began and were answered within a moment; the others are dropped without an answer."""
+    loop = asyncio.get_running_loop()
+    flows = []
+    for _ in range(count):
+        flow = edge.stage.client.socket(vip, socket.SOCK_STREAM)
+        flow.bind((source, 0))
+        flow.connect_ex((vip, 443))
+        flows.append(flow)
+    end = loop.time() + 0.5  # before the kernel sends a SYN again
+    while loop.time() < end:
+        await asyncio.sleep(0.02)
+    answered = sum(1 for flow in flows if flow.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and _is_connected(flow))
+    for flow in flows:
+        flow.close()
+    return answered
+
+
+def _is_connected(flow):
+    try:
+        flow.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+async def test_a_flood_of_one_source_is_bounded_and_hurts_nobody_else(edge):
+    await edge.take(new_connections_per_second_per_source=10)
+    answered = await flood(edge, VIP4, "198.51.100.2", 200)
+    assert 10 <= answered <= 40, "a burst of twenty, and ten a second"
+    assert sum(backend.accepted for backend in edge.stage.backends) <= 40
+    started = time.monotonic()
+    assert await edge.stage.ask(VIP4, source=("198.51.100.9", 0)) in NAMES
+    assert time.monotonic() - started < 1
+
+
+@BOTH
+async def test_connections_of_one_source_are_bounded(edge, vip):
+    await edge.take(connections_per_source=5)
+    flows = [await edge.stage.connect(vip) for _ in range(5)]
+    with pytest.raises(ConnectionRefusedError):
+        await edge.stage.connect(vip)
+    if vip == VIP4:
+        assert await edge.stage.ask(vip, source=("198.51.100.9", 0)) in NAMES
+    for flow in flows:
+        assert await flow.echo() == b"ping"
+        flow.reset()
+
+    async def has_room():
+        try:
+            await edge.stage.ask(vip)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    assert await until(has_room, seconds=15), "ended connections count no longer"
+
+
+@BOTH
+@pytest.mark.parametrize("client_address", ["kept", "masqueraded"])
+async def test_an_idle_flow_that_was_forgotten_goes_on(edge, vip, client_address):
+    """The `grpc` profile as short as it may be: conntrack has nothing left, and the next packet finds the same backend."""
+    await edge.take(established_timeout_seconds=1, client_address=client_address)
+    flow = await edge.stage.connect(vip)
+    await flow.echo()
+    await forgotten(edge)
+    started = time.monotonic()
+    assert await flow.echo() == b"ping"
+    assert time.monotonic() - started < 0.1
+    flow.reset()
+
+
+async def forgotten(edge):
+    async def is_empty():
+        return await edge.flows.flows(addresses=[VIP4, VIP6]) == []
+
+    assert await until(is_empty, seconds=10)
+
+
+@BOTH
+async def test_an_idle_flow_whose_backend_changed_is_reset_at_once(edge, vip):
+    wanted = await edge.take(established_timeout_seconds=1)
+    flow = await edge.stage.connect(vip)
+    await flow.echo()
+    await forgotten(edge)
+    await edge.take(established_timeout_seconds=1, backends=edge.states(wanted, **{flow.backend: {"state": "draining"}}))
+    started = time.monotonic()
+    with pytest.raises(ConnectionResetError):
+        await flow.echo()
+    assert time.monotonic() - started < 0.1
+    flow.reset()
+
+
+async def test_a_long_stream_outlives_the_profile_of_others(edge):
+    """Ten minutes idle, with conntrack's clock shortened: the kernel's own time-out is a second, the service's an hour."""
+    sysctl("net/netfilter/nf_conntrack_tcp_timeout_established", "1")
+    await edge.take(established_timeout_seconds=3600)
+    flow = await edge.stage.connect(VIP4)
+    await flow.echo()
+    await asyncio.sleep(2.5)
+    (entry,) = await edge.flows.flows(addresses=[VIP4])
+    assert entry.timeout_seconds > 3500
+    assert await flow.echo() == b"ping"
+    flow.reset()
+
+
+async def test_a_udp_flow_is_pinned_until_its_backend_goes(edge):
+    wanted = await edge.take(algorithm="round_robin")
+    channel = edge.stage.client.socket(VIP4, socket.SOCK_DGRAM)
+    channel.connect((VIP4, 443))
+    first = {await edge.stage.ask_udp(VIP4, channel=channel) for _ in range(8)}
+    assert len(first) == 1
+    await edge.take(algorithm="round_robin", backends=edge.states(wanted, **{first.copy().pop(): {"state": "ejected"}}))
+
+    async def has_moved():
+        return await edge.stage.ask_udp(VIP4, channel=channel) not in first
+
+    assert await until(has_moved, seconds=5)
+    channel.close()
+
+
+async def test_probes_take_backends_out_and_in_again(edge):
+    wanted = await edge.take(probe=PROBE)
+
+    def words():
+        return edge.balancers.services[wanted.id].words()
+
+    async def all_up():
+        return set(words().values()) == {"up"}
+
+    assert await until(all_up, seconds=10), words()
+    away = edge.stage.backends[2]
+    await away.close()
+
+    async def is_down():
+        return words()["bk_3"] == "down: Connection refused"
+
+    assert await until(is_down, seconds=10)
+    assert set(await edge.stage.spread(VIP4, 30)) == NAMES - {"bk_3"}
+    assert (await edge.metric("bedplate_lb_backend_up"))[f'loadbalancer="{wanted.id}",backend="bk_3"'] == 0
+    away.listen()
+    assert await until(all_up, seconds=10)
+    assert "bk_3" in await edge.stage.spread(VIP4, 40)
+
+
+async def test_address_families_are_probed_apart(edge):
+    wanted = await edge.take(probe=PROBE)
+    await asyncio.gather(*(_up(edge, wanted.id, name) for name in NAMES))
+    away = edge.stage.backends[0]
+    await away.close()
+    away.listen(addresses=(away.ipv6,))
+
+    async def is_half():
+        return edge.balancers.services[wanted.id].words()["bk_1"] == "IPv4: down: Connection refused, IPv6: up"
+
+    assert await until(is_half, seconds=10), edge.balancers.services[wanted.id].words()
+    assert "bk_1" not in await edge.stage.spread(VIP4, 30)
+    assert "bk_1" in await edge.stage.spread(VIP6, 40)
+
+
+async def _up(edge, service_id, name):
+    async def is_up():
+        return edge.balancers.services[service_id].words()[name] == "up"
+
+    assert await until(is_up, seconds=10)
+
+
+async def test_most_backends_at_once_are_kept(edge):
+    wanted = await edge.take(probe=PROBE)
+    await asyncio.gather(*(_up(edge, wanted.id, name) for name in NAMES))
+    for backend in edge.stage.backends[:3]:
+        await backend.close()
+
+    async def is_held():
+        words = edge.balancers.services[wanted.id].words()
+        return sum(word.startswith("held: most backends fell at once") for word in words.values()) >= 3
+
+    assert await until(is_held, seconds=10), edge.balancers.services[wanted.id].words()
+    tables = edge.balancers.services[wanted.id].tables
+    assert set(tables[4]) == NAMES
+
+
+async def test_silence_is_believed_when_a_try_fails_too(edge):
+    wanted = await edge.take()
+    edge.balancers.silence(["nic_bk_1", "nic_bk_2"])
+    await edge.stage.backends[0].close()
+    edge.balancers.silence(["nic_bk_1", "nic_bk_2"])
+
+    async def is_down():
+        return edge.balancers.services[wanted.id].words()["bk_1"] == "down: nothing is heard of its host"
+
+    assert await until(is_down, seconds=5)
+    assert edge.balancers.services[wanted.id].words()["bk_2"] == "up", "its machine answers, only its host's agent is away"
+    edge.stage.backends[0].listen()
+    edge.balancers.heard(["nic_bk_1"])
+    await _up(edge, wanted.id, "bk_1")
+
+
+async def test_a_circuit_opens_on_refusals_and_is_tried_again(edge):
+    circuit = CircuitWanted(errors=5, window_ms=5000, open_ms=200)
+    wanted = await edge.take(circuit=circuit, algorithm="round_robin")
+    away = edge.stage.backends[1]
+    await away.close()
+    await edge.counts.look()
+    await errors(edge, 40)
+    await edge.counts.look()
+
+    async def is_open():
+        return edge.balancers.services[wanted.id].words()["bk_2"] == "circuit open"
+
+    assert await until(is_open, seconds=5)
+    assert set(await edge.stage.spread(VIP4, 30)) == NAMES - {"bk_2"}
+    label = f'loadbalancer="{wanted.id}",backend="bk_2"'
+    assert (await edge.metric("bedplate_lb_circuit_state"))[label] == 2
+    assert (await edge.metric("bedplate_lb_backend_errors_total"))[f'{label},kind="refused"'] >= 5
+    away.listen()
+    await asyncio.sleep(circuit.open_ms / 1000)
+    await edge.counts.look()
+
+    async def is_half_open():
+        return edge.balancers.services[wanted.id].words()["bk_2"] == "circuit half open"
+
+    assert await until(is_half_open, seconds=5)
+    found = await edge.stage.spread(VIP4, 251)
+    assert 0 < found["bk_2"] < 20
+
+    async def is_closed():
+        await edge.stage.spread(VIP4, 60)
+        await edge.counts.look()
+        return edge.balancers.services[wanted.id].words()["bk_2"] == "up"
+
+    assert await until(is_closed, seconds=15)
+
+
+async def errors(edge, count):
+    for _ in range(count):
+        with contextlib.suppress(ConnectionRefusedError):
+            await edge.stage.ask(VIP4)
+
+
+async def test_live_flows_and_bytes_are_shown(edge):
+    wanted = await edge.take()
+    flow = await edge.stage.connect(VIP4)
+    await flow.echo(b"x" * 100_000)
+    label = f'loadbalancer="{wanted.id}",backend="{flow.backend}"'
+    assert (await edge.metric("bedplate_lb_backend_live_flows"))[label] == 1
+    sent = await edge.metric("bedplate_lb_backend_bytes_total")
+    assert sent[f'{label},direction="in"'] > 100_000
+    assert sent[f'{label},direction="out"'] > 100_000
+    assert set((await edge.metric("bedplate_lb_offloaded_flows")).values()) == {0}
+    flow.reset()
+
+
+async def test_two_edges_choose_alike(edge, tmp_path):
+    """Another edge, with the same document from another point in its life, sends every source to the same backend."""
+    await edge.take(hash_on="source_port")
+    ports = range(21000, 21040)
+    first = {port: await edge.stage.ask(VIP4, source=("198.51.100.2", port)) for port in ports}
+    await edge.balancers.remove("lb_000000000001")
+    other = Edge(edge.stage, tmp_path / "other")
+    await edge.rules.close()
+    wanted = edge.wanted(hash_on="source_port")
+    shuffled = replace(wanted, backends=wanted.backends[::-1])
+    await other.start(shuffled)
+    try:
+        await edge.flows.delete(await edge.flows.flows())
+        assert {port: await edge.stage.ask(VIP4, source=("198.51.100.2", port)) for port in ports} == first
+    finally:
+        await other.close()
+
+
+async def test_large_payloads_pass_whole(edge):
+    """More than the MTU in one write, and a datagram that has to be cut, of both families."""
+    await edge.take()
+    for vip in (VIP4, VIP6):
+        flow = await edge.stage.connect(vip)
+        assert len(await flow.echo(b"y" * 1_000_000)) == 1_000_000
+        flow.reset()
+        channel = edge.stage.client.socket(vip, socket.SOCK_DGRAM)
+        channel.connect((vip, 443))
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(5):
+            await loop.sock_sendall(channel, b"z" * 9000)
+            assert (await loop.sock_recv(channel, 65536)).endswith(b"z" * 9000)
+        channel.close()
+
+
+async def test_removed_services_leave_nothing(edge):
+    wanted = await edge.take(connections_per_source=10, established_timeout_seconds=5)
+    flow = await edge.stage.connect(VIP4)
+    await edge.balancers.remove(wanted.id)
+    await broken(flow)
+    assert edge.rules.parts == {}
