@@ -199,13 +199,12 @@ async def _with_guests(stage: Stage) -> Lab:
 
 
 async def _with_model(stage: Stage) -> Lab:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(showcase.start_control_plane(stage))
-        lab = group.create_task(showcase.make_lab(stage))
-    await showcase.enrol(stage, lab.result())
-    await showcase.import_model(stage)
+    lab, image = await showcase._prepare(stage)
+    await showcase.enrol(stage, lab)
+    models = (showcase.import_model(stage, name) for name in (showcase.MODEL, showcase.EMBEDDING_MODEL))
+    await showcase.gather(showcase.import_image(stage, image), *models)
     await showcase.make_project(stage)
-    return lab.result()
+    return lab
 
 
 def deploy() -> AbstractAsyncContextManager[Deployed]:
@@ -214,7 +213,7 @@ def deploy() -> AbstractAsyncContextManager[Deployed]:
 
 
 def deploy_inference() -> AbstractAsyncContextManager[Deployed]:
-    """The same without a guest image, with a model that was imported."""
+    """The same with two models that were imported."""
     return _deployed(_with_model)
 
 

@@ -11,13 +11,15 @@ import pytest
 import pytest_asyncio
 
 from controlplane.embedded import showcase
+from controlplane.embedded.client import ApiFailed
+from provisioning.lab import LabHost
 from tests.system.deployment import Deployed, Json, deploy_inference
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.caps("root", "netns", "sshd", "runc", "model"),
+    pytest.mark.caps("root", "netns", "sshd", "runc", "qemu", "qsd", "debootstrap", "model"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -157,6 +159,72 @@ async def test_scaled_to_the_other_host_and_back(deployed: Deployed, endpoint: J
         await client.chat.completions.create(**{**CHAT, "max_tokens": 1})
         await asyncio.sleep(0.2)
     await until_ready(deployed, replicas=1)
+
+
+async def test_real_embeddings_from_a_vm(deployed: Deployed, client: openai.AsyncOpenAI) -> None:
+    """Emulated where no KVM works: a guest boots with engine and weights, serves, comes back when killed, goes when deleted."""
+    api, path = deployed.stage.api, f"{ENDPOINTS}/embeddings"
+    began = time.monotonic()
+    await api.post(ENDPOINTS, {"name": "embeddings", "model": showcase.EMBEDDING_MODEL, "isolation": "vm"})
+    seen = await api.until(path, lambda seen: seen["status"] == "ready", seconds=300)
+    print(f"request_to_ready: {time.monotonic() - began:.1f} s")
+    (replica,) = seen["replicas"]
+    host = await api.get(f"/v1/hosts/{replica['host']}")
+    has_kvm = not any(condition["reason"] == "kvm_unusable" for condition in host["conditions"])
+    assert (replica["isolation"], replica["driver"]) == ("vm", "qemu")
+    assert replica["accelerator"] == ("kvm" if has_kvm else "tcg")
+    assert ("emulated" in seen["observed"]["isolation_reason"]) == (not has_kvm)
+
+    reply = await client.embeddings.with_raw_response.create(model=showcase.EMBEDDING_MODEL, input=list(showcase.TEXTS))
+    assert reply.headers["x-served-by"] == replica["short_id"]
+    cat, kitten, rates = (entry.embedding for entry in reply.parse().data)
+    assert len(cat) == 384
+    assert product(cat, kitten) > 0.5 > 0.3 > product(cat, rates)
+    record = await account_of(deployed, reply.headers["x-request-id"])
+    assert (record["prompt_tokens"], record["outcome"], record["replica_id"]) == (25, "completed", replica["id"])
+    said = await deployed.cli("endpoint", "logs", "embeddings", "--tail", "1M")
+    assert f"serving {showcase.EMBEDDING_MODEL}" in said
+    assert "port 8000 is open" in said
+    print("\n".join(line for line in said.splitlines() if line.startswith(("boot:", "workload:", "loaded"))))
+    images = (await api.get("/v1/images"))["items"]
+    guest = next(image for image in images if image["name"] == showcase.IMAGE)
+    with pytest.raises(ApiFailed, match=r"image\.in_use"):
+        await api.call("DELETE", f"/v1/images/{guest['id']}")
+
+    lab_host = deployed.lab.host(replica["host"])
+    began = time.monotonic()
+    await asyncio.to_thread(lab_host.exec, ["pkill", "-9", "qemu-system"])
+    await embeds_again(client)
+    print(f"killed_to_answer: {time.monotonic() - began:.1f} s")
+    await deployed.cli("endpoint", "delete", "embeddings", "--yes", "--timeout", "120s")
+    await asyncio.to_thread(check_gone, lab_host, replica["vm_id"])
+
+
+def check_gone(host: LabHost, vm_id: str) -> None:
+    listed = ["sh", "-c", "ps -eo args; ip -o link; ls /run/bedplate/vm /run/bedplate/volume; find /var/lib/bedplate/vm*"]
+    left = host.exec(listed, check=False).stdout.decode()
+    assert "qemu-system" not in left
+    assert "storage-daemon" not in left
+    assert vm_id not in left
+
+
+def product(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+async def embeds_again(client: openai.AsyncOpenAI, seconds: float = 180) -> None:
+    """First it must be noticed that nobody answers, so a request may hang for as long as the gateway waits to connect."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            answer = await client.embeddings.create(model=showcase.EMBEDDING_MODEL, input=showcase.TEXTS[0])
+        except openai.APIStatusError as error:
+            if error.status_code not in (502, 503) or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            assert len(answer.data[0].embedding) == 384
+            return
 
 
 async def test_deleted_without_a_trace(deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI) -> None:

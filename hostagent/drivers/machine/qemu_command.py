@@ -19,6 +19,9 @@ from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, NicWanted
 
 PROGRAM = "/usr/bin/qemu-system-x86_64"
 MAX_MOUNTS = 12  # each takes one of the 31 slots of the root complex, beside disks, nics and the rest
+# An engine that finds AVX takes it, and TCG emulates it by calls, fused multiplication even without the host's arithmetic:
+# sixteen times slower than the same engine with SSE (measured with ONNX Runtime 1.32 on QEMU 7.2).
+WITHOUT_VECTORS = "max,-avx,-avx2,-fma,-f16c"
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -52,7 +55,8 @@ def qemu_argv(plan: MachinePlan, *, tsc_khz: int) -> tuple[str, ...]:
     vm = plan.vm
     if vm.workload is not None and plan.root is None:
         raise AgentError("vm.unsupported", "a workload in a VM needs an image with its root", retryable=False)
-    accelerator = ("kvm", "host,host-phys-bits=on") if plan.is_kvm_usable else ("tcg", "max")
+    emulated = "max" if vm.workload is None else WITHOUT_VECTORS
+    accelerator = ("kvm", "host,host-phys-bits=on") if plan.is_kvm_usable else ("tcg", emulated)
     argv = [PROGRAM, "-name", f"guest={vm.id},debug-threads=on", "-nodefaults", "-no-user-config", "-display", "none", "-S"]
     argv += ["-machine", f"q35,accel={accelerator[0]},memory-backend=memory", "-cpu", accelerator[1]]
     argv += ["-smp", f"{vm.vcpus},sockets=1,cores={vm.vcpus},threads=1"]
