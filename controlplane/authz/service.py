@@ -18,6 +18,8 @@ MEMBER_OUTSIDE_PROJECT = frozenset(
         "model.show",
         "operation.list",
         "operation.show",
+        "pool.list",
+        "pool.show",
         "project.list",
         "project.show",
         "token.current",

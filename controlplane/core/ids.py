@@ -19,8 +19,8 @@ class Kind(StrEnum):
     """The prefix of every id the product hands out."""
 
     ADDRESS = "addr"
-    ADDRESS_POOL = "apool"
     AUDIT = "aud"
+    BACKEND = "be"
     DECISION = "dec"
     ENDPOINT = "ep"
     EVENT = "evt"

@@ -71,6 +71,8 @@ class Delivery:
             await kernel.signal(session, "host", host_id, "link", {"state": state})
             for row in await fetch(session, queries.VMS_OF_HOST, host_id):
                 await kernel.signal(session, "vm", row[0], "link", {"state": state})
+            for row in await fetch(session, queries.HELD_BY_HOST, host_id):
+                await kernel.signal(session, row[0], row[1], "link", {"state": state})
             if state == "up":
                 await kernel.signal(session, "host_routes", host_id, "link")
                 await kernel.signal(session, "host_documents", host_id, "link")

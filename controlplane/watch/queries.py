@@ -31,4 +31,7 @@ SET_LINK = """
 UPDATE host SET link = $2::text, link_changed_at = now() WHERE id = $1 AND link <> $2::text RETURNING id
 """
 COPIES = "SELECT id FROM image_copy WHERE host_id = $1 AND image_id = $2"
+HELD_BY_HOST = """
+SELECT kind, object_id FROM host_document WHERE host_id = $1 AND kind IN ('address', 'loadbalancer') AND is_wanted
+"""
 VMS_OF_HOST = "SELECT id FROM vm WHERE host_id = $1"

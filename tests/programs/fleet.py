@@ -29,12 +29,14 @@ from controlplane.models.project import Project
 from controlplane.models.run import SHARDS, Run
 from controlplane.models.vm import Vm
 from controlplane.remote.fake import FakeLinks
+from controlplane.resources.address.reconcile import AddressReconciler
 from controlplane.resources.firewall.reconcile import FirewallReconciler
 from controlplane.resources.host.reconcile import HostDocumentsReconciler, PolicyReconciler
 from controlplane.resources.image import service as images
 from controlplane.resources.image.program import ImageCopyProgram, ImageProgram
 from controlplane.resources.image.schemas import ImageManifest
 from controlplane.resources.image.store import ImageStore
+from controlplane.resources.loadbalancer.program import LoadbalancerProgram
 from controlplane.resources.network import service as networks
 from controlplane.resources.network.reconcile import HostRoutesReconciler, HostTunnelReconciler, RoutesReconciler
 from controlplane.resources.network.schemas import NetworkCreate
@@ -55,6 +57,8 @@ PROGRAMS = (
     FirewallReconciler,
     HostDocumentsReconciler,
     PolicyReconciler,
+    AddressReconciler,
+    LoadbalancerProgram,
 )
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE1lPw9bTVZkMOyUaCvAlGWYmLKVKwXuNvUSqxb0iTMx test"
 
@@ -90,16 +94,16 @@ class Fleet:
         memory_bytes: int = 32 * GIB,
         address: int = 1,
         has_kvm: bool = False,
-        role: str = "compute",
+        roles: Sequence[str] = ("compute",),
     ) -> FakeHost:
         host_id = new_id(Kind.HOST)
         fake = (await FakeHost.open(host_id, self.root, cpus=cpus, memory_bytes=memory_bytes)).join(self.links)
         row = Host(
             id=host_id,
             name=name,
+            roles=list(roles),
             address=f"{name}.test",
             state="ready",
-            roles=[role],
             link="up",
             link_changed_at=func.now(),
             facts={"storage_drivers": ["fake"], "machine_drivers": ["fake"], "kvm": {"usable": has_kvm}},

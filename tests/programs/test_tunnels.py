@@ -49,7 +49,7 @@ def own_of(fake: FakeHost) -> set[str]:
 
 async def test_hosts_of_an_encrypted_network_are_each_others_peers(fleet: Fleet) -> None:
     a, b = await fleet.add_host("a", address=1), await fleet.add_host("b", address=2)
-    gateway = await fleet.add_host("g", address=4, role="gateway")
+    gateway = await fleet.add_host("g", address=4, roles=("gateway",))
     async with fleet.running():
         await two_vms(fleet)
         await until_slots(fleet, {"a"}, a, b, gateway)

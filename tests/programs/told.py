@@ -71,5 +71,9 @@ class ToldHost:
         )
         return ObjectObserved(object=seen)
 
+    @property
+    def id(self) -> str:
+        return self.host.id
+
     def of(self, kind: str, object_id: str) -> Any:
         return self.documents.get((kind, object_id))

@@ -14,6 +14,7 @@ from controlplane.models.endpoint import Endpoint
 from controlplane.models.replica import Replica
 from controlplane.remote.link import HostLinks
 from controlplane.resources.endpoint.service import forget_routes
+from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.key.publish import publish
 from controlplane.resources.replica import service as replicas
 
@@ -69,6 +70,7 @@ class EndpointProgram(Program[Endpoint, HostLinks]):
                 return tx.wait(seconds=LOOK_SECONDS)
             body = {"name": endpoint.name}
             await emit(tx.session, "endpoint.deleted", "endpoint", endpoint.id, project_id=endpoint.project_id, body={**body})
+            await firewalls.drop_owned(tx.session, endpoint.id)
             await tx.session.execute(delete(Endpoint).where(Endpoint.id == endpoint.id))
             return tx.done()
 

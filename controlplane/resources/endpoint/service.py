@@ -181,6 +181,6 @@ async def _network_id(session: AsyncSession, settings: NetworkSettings, project_
     if found is None and ref is not None:
         raise EndpointNetworkUnknown(f"no network {ref}", errors=(FieldError(pointer="/network", detail=f"no network {ref}"),))
     if found is None:
-        made = await networks.create(session, settings, project_id, NetworkCreate(name=DEFAULT_NETWORK))
+        made = await networks.create(session, settings, project_id, NetworkCreate(name=DEFAULT_NETWORK, firewall=None))
         found = made.id
     return found

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.documents.queries import Behind, Said, applied, behind_on
 from controlplane.models.firewall import Firewall, FirewallAttachment, FirewallRule
-from controlplane.models.host import Host
 from controlplane.models.host_document import HostDocument
 from controlplane.models.network import Network
 from controlplane.models.vm import Vm
@@ -43,17 +43,6 @@ class Attached:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One condition."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    since: Any = None
-
-
 @dataclass(slots=True, kw_only=True)
 class ShownFirewall:
     """A firewall; other attributes are the row's, read when the answer is written."""
@@ -62,7 +51,7 @@ class ShownFirewall:
     rules: list[ShownRule] = field(default_factory=list)
     attached_to: list[Attached] = field(default_factory=list)
     hosts: int = 0
-    behind: Sequence[tuple[str, str, str, str]] = ()
+    behind: Sequence[Behind] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.row, name)
@@ -70,40 +59,6 @@ class ShownFirewall:
     @property
     def conditions(self) -> list[Said]:
         return [applied(self.row.observed_generation >= self.row.generation, self.behind)]
-
-
-def applied(is_settled: bool, behind: Sequence[tuple[str, str, str, str]]) -> Said:
-    """Whether the hosts carry out what is wanted; `behind`: (host name, its link, code, sentence) of each that does not yet."""
-    for name, link, code, detail in behind:
-        if code:
-            return Said(type="Applied", status="false", reason=code, message=f"{name}: {detail}")
-        if link == "lost":
-            words = f"{name} does not answer; what it was told before still holds there."
-            return Said(type="Applied", status="false", reason="host.unreachable", message=words)
-    if behind or not is_settled:
-        names = ", ".join(name for name, *_ in behind[:5])
-        return Said(
-            type="Applied",
-            status="false",
-            reason="in_progress",
-            message=f"The last change is on its way to {names or 'hosts'}.",
-        )
-    return Said(type="Applied", status="true")
-
-
-async def behind_on(session: AsyncSession, kind: str, object_ids: Sequence[str]) -> dict[str, list[tuple[str, str, str, str]]]:
-    """For each object the hosts that have not carried out its document, as `applied` takes them."""
-    query = (
-        select(HostDocument.object_id, Host.name, Host.link, HostDocument.failure, HostDocument.detail)
-        .join(Host, Host.id == HostDocument.host_id)
-        .where(HostDocument.kind == kind, HostDocument.object_id.in_(object_ids))
-        .where(HostDocument.applied_generation < HostDocument.generation)
-        .order_by(HostDocument.object_id, Host.name)
-    )
-    found: dict[str, list[tuple[str, str, str, str]]] = {}
-    for object_id, *rest in await session.execute(query):
-        found.setdefault(object_id, []).append((rest[0], rest[1], rest[2], rest[3]))
-    return found
 
 
 async def shown(session: AsyncSession, firewalls: Iterable[Firewall]) -> list[ShownFirewall]:

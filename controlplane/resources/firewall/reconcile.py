@@ -23,6 +23,7 @@ from controlplane.models.host import Host
 from controlplane.models.network import Network
 from controlplane.models.nic import Nic
 from controlplane.models.tunnel import HostTunnel
+from controlplane.models.vm import Vm
 from controlplane.remote.link import HostLinks
 from controlplane.resources.firewall.service import HOST_ROLES
 from hostagent.protocol.network import FirewallMemberWanted, FirewallProtocol, FirewallRuleWanted, FirewallWanted
@@ -98,12 +99,13 @@ def document(firewall_id: str, rules: tuple[FirewallRuleWanted, ...], nics: Iter
 
 
 async def members_of(session: AsyncSession, firewall_id: str) -> Sequence[Nic]:
-    """Every interface that the firewall applies to, each once."""
+    """Every interface of a machine that the firewall applies to, each once."""
     query = select(Nic).join(
         FirewallAttachment,
         or_(FirewallAttachment.network_id == Nic.network_id, FirewallAttachment.vm_id == Nic.owner_id),
     )
-    found = await session.scalars(query.where(FirewallAttachment.firewall_id == firewall_id).order_by(Nic.id))
+    query = query.join(Vm, Vm.id == Nic.owner_id).where(FirewallAttachment.firewall_id == firewall_id)
+    found = await session.scalars(query.order_by(Nic.id))
     return list(found.unique())
 
 

@@ -142,12 +142,7 @@ async def keep_owned(
     session: AsyncSession, *, owner_id: str, project_id: str, name: str, rules: Sequence[FirewallRule], vm_ids: Collection[str]
 ) -> None:
     """Make the firewall of an endpoint or load balancer equal to this: its rules, and the machines it applies to."""
-    query = select(Firewall).where(Firewall.owner_id == owner_id).with_for_update(key_share=True)
-    firewall = await session.scalar(query)
-    if firewall is None:
-        firewall = Firewall(id=new_id(Kind.FIREWALL), project_id=project_id, owner_id=owner_id, name=name)
-        session.add(firewall)
-        await session.flush()
+    firewall = await _owned(session, owner_id, project_id, name)
     known = await rules_of(session, firewall.id)
     mine = select(FirewallAttachment).where(FirewallAttachment.firewall_id == firewall.id)
     attached = {item.vm_id: item for item in await session.scalars(mine)}
@@ -165,6 +160,19 @@ async def keep_owned(
         if vm_id not in vm_ids:
             await session.delete(item)
     for vm_id in sorted(set(vm_ids) - set(attached)):
+        session.add(FirewallAttachment(firewall_id=firewall.id, vm_id=vm_id))
+    await _changed(session, firewall)
+
+
+async def open_owned(
+    session: AsyncSession, *, owner_id: str, project_id: str, name: str, rule: FirewallRule, vm_id: str
+) -> None:
+    """Let the owner's firewall apply to one more machine, with this rule; the firewall is made with its first one."""
+    firewall = await _owned(session, owner_id, project_id, name)
+    if _key(rule) not in {_key(known) for known in await rules_of(session, firewall.id)}:
+        rule.id, rule.firewall_id = new_id(Kind.FIREWALL_RULE), firewall.id
+        session.add(rule)
+    if await _attachment(session, firewall.id, None, vm_id) is None:
         session.add(FirewallAttachment(firewall_id=firewall.id, vm_id=vm_id))
     await _changed(session, firewall)
 
@@ -243,6 +251,16 @@ async def rules_of(session: AsyncSession, firewall_id: str) -> Sequence[Firewall
 def check_owner(firewall: Firewall) -> None:
     if firewall.owner_id is not None:
         raise FirewallOwned(f"{firewall.name} is kept by {firewall.owner_id}")
+
+
+async def _owned(session: AsyncSession, owner_id: str, project_id: str, name: str) -> Firewall:
+    query = select(Firewall).where(Firewall.owner_id == owner_id).with_for_update(key_share=True)
+    firewall = await session.scalar(query)
+    if firewall is None:
+        firewall = Firewall(id=new_id(Kind.FIREWALL), project_id=project_id, owner_id=owner_id, name=name)
+        session.add(firewall)
+        await session.flush()
+    return firewall
 
 
 async def _changed(session: AsyncSession, firewall: Firewall) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.core.ids import Kind, new_id
 from controlplane.models.network import Network
 from controlplane.models.nic import Nic
+from controlplane.resources.address import service as addresses
 from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.network import allocate
 from controlplane.resources.network.errors import NetworkFull
@@ -48,9 +49,11 @@ async def put_on_host(session: AsyncSession, owner_id: str, host_id: str) -> Non
     network_ids = sorted(set(moved))
     if network_ids:
         await firewalls.members_changed(session, network_ids, owner_id)
+        await addresses.machine_changed(session, owner_id)
 
 
 async def remove_nics(session: AsyncSession, owner_id: str) -> None:
     """Give the addresses of a machine back; only after the machine is gone from its host."""
     gone = await session.scalars(delete(Nic).where(Nic.owner_id == owner_id).returning(Nic.network_id))
     await firewalls.members_changed(session, sorted(set(gone)), owner_id)
+    await addresses.machine_changed(session, owner_id)

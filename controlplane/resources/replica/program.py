@@ -16,6 +16,7 @@ from controlplane.models.replica_use import ReplicaUse
 from controlplane.models.vm import Vm
 from controlplane.remote.link import HostKeyChanged, HostLinks
 from controlplane.resources.key.publish import publish
+from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.replica.probe import HostUnreachable, NotServed, probe
 from controlplane.resources.vm.program import VmProgram
 
@@ -144,6 +145,7 @@ class ReplicaProgram(Program[Replica, HostLinks]):
         await emit(tx.session, "replica.ready", "replica", replica.id, project_id=replica.project_id)
         self.signal("endpoint", replica.endpoint_id, "replica")
         await publish(tx.session, "routes")
+        await loadbalancers.endpoint_changed(tx.session, replica.endpoint_id)
 
     async def _unhealthy(self, tx: Tx, failure: str) -> None:
         replica = await self._locked(tx)
@@ -154,6 +156,7 @@ class ReplicaProgram(Program[Replica, HostLinks]):
         await emit(tx.session, "replica.unhealthy", "replica", replica.id, project_id=replica.project_id, body={**body})
         self.signal("endpoint", replica.endpoint_id, "replica")
         await publish(tx.session, "routes")
+        await loadbalancers.endpoint_changed(tx.session, replica.endpoint_id)
 
     async def _withdraw(self) -> None:
         """Out of every gateway's sight."""
@@ -161,3 +164,4 @@ class ReplicaProgram(Program[Replica, HostLinks]):
             replica = await self._locked(tx)
             replica.state, replica.base_url, replica.deleting_at = "deleting", None, func.now()
             await publish(tx.session, "routes")
+            await loadbalancers.endpoint_changed(tx.session, replica.endpoint_id)

@@ -8,9 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.core.ids import Kind, new_id
 from controlplane.kernel import service as kernel
 from controlplane.models.endpoint import Endpoint
+from controlplane.models.firewall import FirewallRule
 from controlplane.models.image import Image
 from controlplane.models.replica import Replica
 from controlplane.models.vm import Vm
+from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.key.publish import publish
 from controlplane.resources.model.plan import plan_of, workload
 from controlplane.resources.network.queries import is_encrypted
@@ -39,6 +41,7 @@ async def create(session: AsyncSession, endpoint: Endpoint) -> tuple[Replica, Vm
     if is_vm:
         project_id, size_bytes = endpoint.project_id, image.min_disk_bytes
         await create_boot_volume(session, project_id=project_id, owner_id=vm.id, image_id=image.id, size_bytes=size_bytes)
+    await _open_port(session, endpoint, vm)
     await kernel.start(session, PROGRAM, replica.id, host_id=vm.host_id)
     return replica, vm
 
@@ -68,6 +71,18 @@ def _machine(endpoint: Endpoint, image: Image, replica_id: str) -> Vm:
         user=image.default_user,
         ssh_keys=[],
         on_guest_poweroff="restart",
+    )
+
+
+async def _open_port(session: AsyncSession, endpoint: Endpoint, vm: Vm) -> None:
+    """Gateways may speak to the engine, and nobody else: the endpoint's own firewall says so."""
+    port = (vm.workload or {})["port"]
+    assert isinstance(port, int)
+    rule = FirewallRule(
+        direction="ingress", action="allow", protocol="tcp", port_first=port, port_last=port, far_end="gateways"
+    )
+    await firewalls.open_owned(
+        session, owner_id=endpoint.id, project_id=endpoint.project_id, name=endpoint.name, rule=rule, vm_id=vm.id
     )
 
 

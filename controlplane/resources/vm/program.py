@@ -22,6 +22,7 @@ from controlplane.remote.link import HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.image.copies import copy_on
 from controlplane.resources.image.program import ImageCopyProgram
+from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.nic.queries import nics_of
 from controlplane.resources.nic.service import put_on_host, remove_nics
 from controlplane.resources.vm import guards, service
@@ -50,6 +51,7 @@ class VmProgram(Program[Vm, HostLinks]):
                 await wake_next(tx.session)
             assert vm.host_id is not None
             await put_on_host(tx.session, vm.id, vm.host_id)
+            await loadbalancers.machine_changed(tx.session, vm.id)
             await kernel.start(tx.session, "routes", "all")
             self.move_to(vm.host_id)
             for image_id in images_of(vm):
@@ -145,6 +147,7 @@ class VmProgram(Program[Vm, HostLinks]):
                 return wait(seconds=2)
         async with self.tx() as tx:
             vm = await self._locked(tx)
+            await loadbalancers.machine_changed(tx.session, vm.id)
             await remove_nics(tx.session, vm.id)
             await remove_boot_volumes(tx.session, vm.id)
             await release(tx.session, vm.id)

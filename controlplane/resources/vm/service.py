@@ -26,6 +26,7 @@ from controlplane.placement.explain import count_rejections, explain
 from controlplane.placement.queue import count_ahead
 from controlplane.placement.reserve import Placement, reserve, resize_reservation
 from controlplane.resources.image.errors import ImageNotAvailable
+from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.network.queries import is_encrypted
 from controlplane.resources.nic.service import allocate_nic
 from controlplane.resources.vm.errors import (
@@ -280,5 +281,6 @@ async def remove(session: AsyncSession, vm: Vm) -> Vm:
         raise VmProtected(f"{vm.name} is protected")
     await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
     await kernel.destroy(session, PROGRAM, vm.id)
+    await loadbalancers.machine_changed(session, vm.id)
     vm.state, vm.deleting_at, vm.shortage = "deleting", func.now(), None
     return vm

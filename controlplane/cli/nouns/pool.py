@@ -1,0 +1,39 @@
+"""`bedplate pool`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controlplane.cli import spec
+from controlplane.cli.noun import File, LabelOptions, Noun, Output
+from controlplane.cli.output import Format
+
+noun = Noun(
+    "pool",
+    "pools",
+    columns={"NAME": "name", "CIDR": "cidr", "ANNOUNCE": "announce", "AGE": "created_at"},
+    wide={"ID": "id", "EXCLUDED": "excluded", "LABELS": "labels"},
+    in_project=False,
+    help="Pools of public addresses (operators).",
+)
+app = noun.app
+noun.add_list()
+noun.add_show()
+noun.add_delete()
+
+
+@app.command()
+def create(
+    name: Annotated[str | None, typer.Argument(help="A DNS label.")] = None,
+    cidr: Annotated[str | None, typer.Option(help="IPv4 or IPv6 prefix.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Address or prefix inside that is not given away.")] = None,
+    announce: Annotated[str | None, typer.Option(help="arp (default), bgp or none.")] = None,
+    label: LabelOptions = None,
+    file: File = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a pool of public addresses."""
+    options = {"name": name, "cidr": cidr, "excluded": exclude, "announce": announce, "labels": spec.pairs(label)}
+    noun.create(spec.merged(file, options), output=output)

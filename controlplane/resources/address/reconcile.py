@@ -1,0 +1,100 @@
+"""Has each reserved address held where it must be: by the host of its machine, or by edge hosts of its load balancer.
+
+The one rule: where only one host may announce an address, the next one is told after the last one has let go (or is lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal, cast
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.documents import service as documents
+from controlplane.documents.edges import edges_of
+from controlplane.kernel.reconcile import Reconciler
+from controlplane.kernel.world import World
+from controlplane.models.address import Address, Pool
+from controlplane.models.host import Host
+from controlplane.models.host_document import HostDocument
+from controlplane.models.loadbalancer import Loadbalancer
+from controlplane.models.nic import Nic
+from controlplane.remote.link import HostLinks
+from hostagent.protocol.network import AddressWanted
+
+KIND = "address"
+
+
+class AddressReconciler(Reconciler[Address, HostLinks]):
+    """One run an address."""
+
+    name: ClassVar[str] = KIND
+
+    @classmethod
+    async def subjects(cls, world: World[Any]) -> Iterable[str]:
+        async with world.database.session() as session:
+            return list(await session.scalars(select(Address.id)))
+
+    async def reconcile(self) -> None:
+        async with self.tx() as tx:
+            address, is_held_back = await plan(tx.session, self.subject_id)
+            if address is not None and not is_held_back and await documents.is_carried_out(tx.session, KIND, address.id):
+                address.observed_generation = address.generation
+
+
+async def plan(session: AsyncSession, address_id: str) -> tuple[Address | None, bool]:
+    """Make the documents of all hosts equal to the row. The row, locked (None: it was released), and whether its next
+    holder waits for the last one.
+    """
+    query = select(Address).where(Address.id == address_id).with_for_update(key_share=True)
+    address = await session.scalar(query.execution_options(populate_existing=True))
+    if address is None:
+        await documents.withdraw(session, KIND, address_id, is_final=True)
+        return None, False
+    pool = await session.get_one(Pool, address.pool_id)
+    hosts, private_address = await _holders(session, address, pool)
+    await documents.withdraw(session, KIND, address.id, keep=hosts)
+    if hosts and pool.announce != "bgp" and await _is_still_held(session, address.id, hosts):
+        return address, True  # its letting go is a signal
+    wanted = AddressWanted(
+        id=address.id,
+        generation=documents.UNPLANNED,
+        address=str(address.address),
+        private_address=private_address,
+        announce=cast("Literal['none', 'arp', 'bgp']", pool.announce),
+    )
+    for host_id in hosts:
+        await documents.plan(session, host_id, KIND, wanted)
+    return address, False
+
+
+async def _holders(session: AsyncSession, address: Address, pool: Pool) -> tuple[Sequence[str], str]:
+    """The hosts that shall hold it, and the machine's own address there ("" for a load balancer)."""
+    if address.vm_id is not None:
+        query = select(Nic).where(Nic.owner_id == address.vm_id).order_by(Nic.position).limit(1)
+        nic = await session.scalar(query)
+        if nic is None or nic.host_id is None:
+            return (), ""
+        return (nic.host_id,), str(nic.ipv4 if address.address.version == 4 else nic.ipv6)
+    if address.loadbalancer_id is None:
+        return (), ""
+    loadbalancer = await session.get_one(Loadbalancer, address.loadbalancer_id)
+    edges = await edges_of(session, loadbalancer)
+    if pool.announce == "bgp":
+        return edges, ""
+    if address.holder_id not in edges:
+        address.holder_id = edges[0] if edges else None
+    return [holder for holder in (address.holder_id,) if holder is not None], ""
+
+
+async def _is_still_held(session: AsyncSession, address_id: str, but: Sequence[str]) -> bool:
+    """Whether a host that answers has not let go of it yet."""
+    held = (
+        select(HostDocument.host_id)
+        .join(Host, Host.id == HostDocument.host_id)
+        .where(HostDocument.kind == KIND, HostDocument.object_id == address_id, HostDocument.host_id.not_in(list(but)))
+        .where(HostDocument.is_wanted.is_(False), HostDocument.applied_generation.between(1, HostDocument.generation - 1))
+        .where(Host.link != "lost")
+    )
+    return await session.scalar(held.limit(1)) is not None

@@ -1,0 +1,1 @@
+"""Pools of public addresses: prefixes that the operator has, and from which projects reserve."""

@@ -1,0 +1,139 @@
+"""Load balancers through the API: what may be asked for, and that what is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.fleet import add_host, lay_ground
+
+LBS = "/v1/projects/ours/loadbalancers"
+WEB = {"name": "web", "listeners": [{"port": 80, "target_port": 8080}]}
+
+
+@pytest.fixture
+async def ground(api, operator, member):
+    """Two VMs in a network, a pool and a reserved address."""
+    await lay_ground(api.database.sessionmaker)
+    await add_host(api.database.sessionmaker, cpus=8)
+    for name in ("one", "two"):
+        body = {"name": name, "image": "debian", "network": "net"}
+        assert (await member.post("/v1/projects/ours/vms", json=body)).status_code == 201
+    assert (await operator.post("/v1/pools", json={"name": "uplink", "cidr": "203.0.113.0/24"})).status_code == 201
+    assert (await member.post("/v1/projects/ours/addresses", json={"name": "front"})).status_code == 201
+
+
+async def test_life_of_a_load_balancer(ground, member):
+    body = {**WEB, "addresses": ["front"], "network": "net", "backends": [{"vm": "one"}, {"vm": "two", "weight": 256}]}
+    made = await member.post(LBS, json=body)
+    assert made.status_code == 201, made.text
+    shown = made.json()
+    assert shown["vips"][0] == "203.0.113.1"
+    assert len(shown["vips"]) == 3
+    assert [(backend["target"], backend["weight"], backend["wanted"]) for backend in shown["backends"]] == [
+        ("one", 1, "active"),
+        ("two", 256, "active"),
+    ]
+    assert {one["reason"] for one in shown["conditions"] if one["status"] == "false"} >= {"loadbalancer.no_edge"}
+    used = await member.post(LBS, json={**WEB, "name": "other", "addresses": ["front"]})
+    assert (used.status_code, used.json()["code"]) == (409, "loadbalancer.address_in_use")
+
+    drained = await member.post(f"{LBS}/web/backends/one/drain")
+    assert [backend["wanted"] for backend in drained.json()["backends"]] == ["draining", "active"]
+    ejected = await member.post(f"{LBS}/web/backends/two/eject", json={"seconds": 60, "reason": "slow"})
+    assert (ejected.json()["backends"][1]["wanted"], ejected.json()["backends"][1]["ejected_reason"]) == ("ejected", "slow")
+    back = await member.post(f"{LBS}/web/backends/one/activate")
+    assert back.json()["backends"][0]["wanted"] == "active"
+    assert len((await member.post(f"{LBS}/web/backends/one/remove")).json()["backends"]) == 1
+    added = await member.post(f"{LBS}/web/backends", json={"address": shown["backends"][0]["machines"][0]["ipv4"]})
+    assert [backend["target"] for backend in added.json()["backends"]] == ["two", "one"]
+    changed = await member.patch(f"{LBS}/web", json={"profile": "grpc", "probe": None, "listeners": [{"port": 443}]})
+    assert (changed.json()["profile"], changed.json()["probe"], changed.json()["listeners"][0]["target_port"]) == (
+        "grpc",
+        None,
+        443,
+    )
+
+    gone = await member.delete(f"{LBS}/web")
+    assert (gone.status_code, gone.json()["name"]) == (202, "web")
+    late = await member.post(f"{LBS}/web/backends", json={"vm": "one"})
+    assert (late.status_code, late.json()["code"]) == (409, "loadbalancer.deleting")
+
+
+async def test_alertmanager_ejects_and_brings_back(ground, member):
+    assert (await member.post(LBS, json={**WEB, "backends": [{"vm": "one"}]})).status_code == 201
+    webhook = {
+        "version": "4",
+        "groupKey": '{}:{alertname="Slow"}',
+        "truncatedAlerts": 0,
+        "status": "firing",
+        "receiver": "bedplate",
+        "groupLabels": {"alertname": "Slow"},
+        "commonLabels": {},
+        "commonAnnotations": {},
+        "externalURL": "http://alertmanager.test",
+        "alerts": [{"status": "firing", "labels": {"alertname": "Slow"}, "annotations": {}, "fingerprint": "x"}],
+    }
+    path = f"{LBS}/web/backends/one/eject"
+    fired = (await member.post(path, json=webhook)).json()["backends"][0]
+    assert (fired["wanted"], fired["ejected_reason"]) == ("ejected", "Slow")
+    resolved = (await member.post(path, json={**webhook, "status": "resolved"})).json()["backends"][0]
+    assert (resolved["wanted"], resolved["ejected_until"]) == ("active", None)
+    for body in ({"seconds": 0}, {"seconds": 86_401}, {"status": "maybe"}, {"alerts": "x"}, {"alerts": [1]}):
+        assert (await member.post(path, json=body)).status_code == 422, body
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "pointer"),
+    [
+        ({"listeners": []}, 422, "request.invalid", "/listeners"),
+        ({"listeners": [{"port": 0}]}, 422, "request.invalid", "/listeners/0/port"),
+        (
+            {"listeners": [{"port": 80}, {"port": 80, "target_port": 81}]},
+            409,
+            "loadbalancer.listener_taken",
+            "/listeners/1/port",
+        ),
+        ({"listeners": [{"port": 80, "protocol": "sctp"}]}, 422, "request.invalid", "/listeners/0/protocol"),
+        ({"backends": [{"vm": "one", "weight": 0}]}, 422, "request.invalid", "/backends/0/weight"),
+        ({"backends": [{"vm": "one", "weight": 300}]}, 422, "request.invalid", "/backends/0/weight"),
+        ({"backends": [{"vm": "one", "weight": "2"}]}, 422, "request.invalid", "/backends/0/weight"),
+        ({"backends": [{}]}, 422, "request.invalid", "/backends/0/vm"),
+        ({"backends": [{"vm": "one", "address": "10.192.0.2"}]}, 422, "request.invalid", "/backends/0/vm"),
+        ({"backends": [{"vm": "one"}, {"vm": "one"}]}, 409, "loadbalancer.backend_taken", "/backends/1"),
+        ({"backends": [{"vm": "theirs"}]}, 422, "loadbalancer.backend_unknown", "/backends/0/vm"),
+        ({"backends": [{"address": "8.8.8.8"}]}, 422, "loadbalancer.backend_unknown", "/backends/0/address"),
+        ({"backends": [{"address": "nonsense"}]}, 422, "loadbalancer.backend_unknown", "/backends/0/address"),
+        ({"backends": [{"endpoint": "chat"}]}, 422, "loadbalancer.backend_unknown", "/backends/0/endpoint"),
+        ({"addresses": ["nothing"]}, 422, "loadbalancer.address_unknown", "/addresses/0"),
+        ({"network": "far"}, 422, "loadbalancer.network_unknown", "/network"),
+        ({"algorithm": "luck"}, 422, "request.invalid", "/algorithm"),
+        ({"profile": "forever"}, 422, "request.invalid", "/profile"),
+        ({"probe": {"kind": "http", "path": "no"}}, 422, "request.invalid", "/probe/path"),
+        ({"probe": {"interval_ms": 100, "timeout_ms": 200}}, 422, "request.invalid", "/probe/timeout_ms"),
+        (
+            {"probe": {"expected_status_first": 300, "expected_status_last": 200}},
+            422,
+            "request.invalid",
+            "/probe/expected_status_last",
+        ),
+        ({"circuit": {"errors": 0}}, 422, "request.invalid", "/circuit/errors"),
+        ({"edges": 17}, 422, "request.invalid", "/edges"),
+    ],
+)
+async def test_refused(ground, member, stranger, change, status, code, pointer):
+    assert (await stranger.post("/v1/projects/theirs/networks", json={"name": "far"})).status_code == 201
+    answer = await member.post(LBS, json={**WEB, **change})
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert pointer in [item["pointer"] for item in answer.json()["errors"]]
+    assert (await member.get(LBS)).json()["items"] == []
+
+
+async def test_backends_that_are_not_there(ground, member):
+    assert (await member.post(LBS, json=WEB)).status_code == 201
+    for action in ("drain", "activate", "remove"):
+        answer = await member.post(f"{LBS}/web/backends/one/{action}")
+        assert (answer.status_code, answer.json()["code"]) == (404, "loadbalancer.backend_not_found")
+    assert (await member.post(f"{LBS}/web/backends", json={"vm": "one"})).status_code == 200
+    again = await member.post(f"{LBS}/web/backends", json={"vm": "one"})
+    assert (again.status_code, again.json()["code"]) == (409, "loadbalancer.backend_taken")
+    assert (await member.post(LBS, json=WEB)).json()["code"] == "loadbalancer.name_taken"

@@ -1,0 +1,314 @@
+"""Reserved addresses and load balancers on hosts: who is told, who follows whom, and what is left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from controlplane.core.clock import SystemClock
+from controlplane.kernel import service as kernel
+from controlplane.kernel.harness import Harness, Scenario
+from controlplane.kernel.world import World
+from controlplane.models.address import Address
+from controlplane.models.firewall import Firewall
+from controlplane.models.host import Host
+from controlplane.models.host_document import HostDocument
+from controlplane.models.loadbalancer import Loadbalancer
+from controlplane.models.nic import Nic
+from controlplane.resources.address import service as addresses
+from controlplane.resources.address.schemas import AddressAttach, AddressReserve
+from controlplane.resources.loadbalancer import service as loadbalancers
+from controlplane.resources.loadbalancer.queries import ShownLoadbalancer, show
+from controlplane.resources.loadbalancer.schemas import Eject, LoadbalancerCreate
+from controlplane.resources.pool import service as pools
+from controlplane.resources.pool.schemas import PoolCreate
+from controlplane.settings import LimitSettings
+from tests.programs.fleet import Fleet, open_fleet
+from tests.programs.told import ToldHost
+
+WEB = {"listeners": [{"port": 80, "target_port": 8080}], "drain_seconds": 0}
+
+
+@dataclass
+class Edges:
+    """Two compute hosts a and b, two edge hosts e and f, a pool."""
+
+    fleet: Fleet
+    hosts: dict[str, ToldHost]
+
+    async def reserve(self, name: str = "front") -> str:
+        assert self.fleet.project
+        async with self.fleet.database.session() as session:
+            wanted = AddressReserve.model_validate({"name": name})
+            return (await addresses.reserve(session, LimitSettings(), self.fleet.project.id, wanted)).id
+
+    async def balancer(self, name: str = "web", **wanted: Any) -> str:
+        assert self.fleet.project
+        body = LoadbalancerCreate.model_validate({"name": name, **WEB, **wanted})
+        async with self.fleet.database.session() as session:
+            return (await loadbalancers.create(session, LimitSettings(), self.fleet.project.id, body)).id
+
+    async def change(self, model: type, row_id: str, action: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        async with self.fleet.database.session() as session:
+            row = await session.get_one(model, row_id, with_for_update={"key_share": True})
+            await action(session, row, *arguments)
+
+    async def show(self, row_id: str) -> ShownLoadbalancer | None:
+        async with self.fleet.database.session() as session:
+            row = await session.get(Loadbalancer, row_id)
+            return None if row is None else await show(session, row)
+
+    def holding(self, kind: str, object_id: str) -> list[str]:
+        return [name for name, told in self.hosts.items() if told.of(kind, object_id) is not None]
+
+    async def until_held(self, kind: str, object_id: str, names: Sequence[str]) -> None:
+        async def is_held() -> bool:
+            return self.holding(kind, object_id) == list(names)
+
+        await self.fleet.until(is_held, f"{kind} held by {names}, not {self.holding(kind, object_id)}")
+
+    async def until_settled(self, model: Any, row_id: str) -> None:
+        async def is_settled() -> bool:
+            async with self.fleet.database.session() as session:
+                row = await session.get_one(model, row_id)
+                return row.observed_generation == row.generation
+
+        await self.fleet.until(is_settled, f"{row_id} settled")
+
+    async def lose(self, name: str) -> None:
+        host_id = self.hosts[name].id
+        self.fleet.links.cut(host_id)
+        async with self.fleet.database.session() as session:
+            (await session.get_one(Host, host_id)).link = "lost"
+            for row in await session.scalars(select(HostDocument).where(HostDocument.host_id == host_id)):
+                await kernel.signal(session, row.kind, row.object_id, "link")
+
+
+@pytest.fixture
+async def edges(database_url: str, tmp_path: Path) -> AsyncIterator[Edges]:
+    async with open_fleet(database_url, tmp_path) as fleet:
+        hosts = {}
+        for number, name in enumerate("abef", 1):
+            roles = ("edge",) if name in "ef" else ("compute",)
+            fake = await fleet.add_host(name, address=number, roles=roles, cpus=2)
+            hosts[name] = ToldHost.before(fake, fleet.links)
+        async with fleet.database.session() as session:
+            await pools.create(session, PoolCreate.model_validate({"name": "uplink", "cidr": "203.0.113.0/24"}))
+        yield Edges(fleet, hosts)
+
+
+async def two_vms(edges: Edges) -> tuple[str, str]:
+    """One on a, one on b (or the other way round): names of the hosts."""
+    found = []
+    for name in ("one", "two"):
+        vm = await edges.fleet.until_ready(await edges.fleet.create_vm(name, vcpus=2))
+        found.append(next(host for host, told in edges.hosts.items() if told.id == vm.host_id))
+    assert sorted(found) == ["a", "b"]
+    return found[0], found[1]
+
+
+async def test_an_address_moves_between_machines_in_under_a_second(edges: Edges) -> None:
+    """The host that has it lets go before the other is told; it survives the machine under it."""
+    async with edges.fleet.running():
+        first, second = await two_vms(edges)
+        address_id = await edges.reserve()
+        await edges.change(Address, address_id, addresses.attach, AddressAttach(vm="one"))
+        await edges.until_held("address", address_id, [first])
+        document = edges.hosts[first].of("address", address_id)
+        assert (document.address, document.announce) == ("203.0.113.1", "arp")
+        assert document.private_address.startswith("10.192.")
+        await edges.until_settled(Address, address_id)
+        began = time.monotonic()
+        await edges.change(Address, address_id, addresses.attach, AddressAttach(vm="two", move=True))
+        await edges.until_held("address", address_id, [second])
+        assert time.monotonic() - began < 1.0
+        told = edges.hosts[first].requests + edges.hosts[second].requests
+        assert told.count("address.purge") == 1
+        await edges.until_settled(Address, address_id)
+
+        async with edges.fleet.database.session() as session:
+            vm_id = (await session.get_one(Address, address_id)).vm_id
+        assert vm_id
+        await edges.fleet.delete_vm(vm_id)
+        await edges.fleet.until_gone(vm_id)
+        await edges.until_held("address", address_id, [])
+        async with edges.fleet.database.session() as session:
+            row = await session.get_one(Address, address_id)
+            assert (str(row.address), row.vm_id) == ("203.0.113.1", None)
+
+
+async def test_a_load_balancer_from_rows_to_edges_and_back_to_nothing(edges: Edges) -> None:
+    fleet = edges.fleet
+    async with fleet.running():
+        await two_vms(edges)
+        address_id = await edges.reserve()
+        backends = [{"vm": "one"}, {"vm": "two", "weight": 3}]
+        lb_id = await edges.balancer(backends=backends, addresses=["front"], network="net", profile="grpc")
+        await edges.until_held("loadbalancer", lb_id, ["e", "f"])
+        document = edges.hosts["e"].of("loadbalancer", lb_id)
+        assert document.vips[0] == "203.0.113.1"
+        assert [(one.protocol, one.port, one.target_port) for one in document.listeners] == [("tcp", 80, 8080)]
+        assert sorted(one.weight for one in document.backends) == [1, 3]
+        assert {one.host_id for one in document.backends} == {edges.hosts[name].id for name in "ab"}
+        assert (document.established_timeout_seconds, document.client_address) == (5, "masqueraded")
+        other = edges.hosts["f"].of("loadbalancer", lb_id)
+        assert other.backends == document.backends
+
+        holders = edges.holding("address", address_id)
+        assert len(holders) == 1, "by ARP one edge announces, not both"
+        await edges.until_settled(Loadbalancer, lb_id)
+        async with fleet.database.session() as session:
+            private = (await session.scalars(select(Nic).where(Nic.owner_id == lb_id))).one()
+            owned = (await session.scalars(select(Firewall).where(Firewall.owner_id == lb_id))).one()
+        assert private.host_id in {edges.hosts[name].id for name in "ef"}
+        assert str(private.ipv4) in document.vips
+
+        async def is_open() -> bool:
+            return edges.holding("firewall", owned.id) == ["a", "b"]
+
+        await fleet.until(is_open, "the backends' port open to the edges")
+        (rule,) = edges.hosts["a"].of("firewall", owned.id).rules
+        assert (rule.port_first, rule.port_last, rule.protocol) == (8080, 8080, "tcp")
+        assert {"192.0.2.3/32", "192.0.2.4/32"} == {cidr for cidr in rule.cidrs if "." in cidr}
+
+        await edges.change(Loadbalancer, lb_id, loadbalancers.remove)
+
+        async def is_gone() -> bool:
+            return await edges.show(lb_id) is None
+
+        await fleet.until(is_gone, "the load balancer gone")
+        await edges.until_held("loadbalancer", lb_id, [])
+        await edges.until_held("address", address_id, [])
+        await edges.until_held("firewall", owned.id, [])
+        async with fleet.database.session() as session:
+            assert (await session.get_one(Address, address_id)).loadbalancer_id is None
+            assert await session.scalar(select(func.count()).select_from(Nic).where(Nic.owner_id == lb_id)) == 0
+
+
+async def test_the_address_goes_to_another_edge_when_its_holder_is_lost(edges: Edges) -> None:
+    async with edges.fleet.running():
+        await two_vms(edges)
+        address_id = await edges.reserve()
+        lb_id = await edges.balancer(backends=[{"vm": "one"}], addresses=["front"], edges=1)
+
+        async def is_held() -> bool:
+            return bool(edges.holding("address", address_id))
+
+        await edges.fleet.until(is_held, "held")
+        (holder,) = edges.holding("address", address_id)
+        await edges.until_held("loadbalancer", lb_id, [holder])
+        await edges.lose(holder)
+        other = "f" if holder == "e" else "e"
+
+        async def is_taken_over() -> bool:
+            told = edges.hosts[other]
+            return told.of("address", address_id) is not None and told.of("loadbalancer", lb_id) is not None
+
+        await edges.fleet.until(is_taken_over, "taken over by the other edge")
+
+
+async def test_what_edges_see_is_shown_and_ejection_ends_by_itself(edges: Edges) -> None:
+    fleet = edges.fleet
+    async with fleet.running():
+        await two_vms(edges)
+        lb_id = await edges.balancer(backends=[{"vm": "one"}, {"vm": "two"}], network="net")
+        await edges.until_held("loadbalancer", lb_id, ["e", "f"])
+        first, second = (one.id for one in edges.hosts["e"].of("loadbalancer", lb_id).backends)
+        edges.hosts["e"].details[lb_id] = {f"up:{first}": "up", f"up:{second}": "up", "client_address": "masqueraded"}
+        edges.hosts["f"].details[lb_id] = {f"up:{first}": "down", f"up:{second}": "up", "probes_refused": 7}
+        await fleet.tell("loadbalancer", lb_id, "host_event")
+
+        async def is_seen() -> bool:
+            shown = await edges.show(lb_id)
+            return shown is not None and sorted(machine.state for machine in shown.machines) == ["down", "up"]
+
+        await fleet.until(is_seen, "the edges' words shown")
+        shown = await edges.show(lb_id)
+        assert shown
+        assert shown.status == "degraded"
+        assert {edge.host: edge.client_address for edge in shown.carried_by} == {"e": "masqueraded", "f": "unknown"}
+        assert "loadbalancer.probes_refused" in {said.reason for said in shown.conditions}
+        down = next(machine for machine in shown.machines if machine.state == "down")
+        since = {seen.host: seen.since for seen in down.seen}
+        await fleet.tell("loadbalancer", lb_id, "host_event")
+        await asyncio.sleep(0)
+        again = await edges.show(lb_id)
+        assert again
+        assert {
+            seen.host: seen.since for machine in again.machines if machine.nic_id == down.nic_id for seen in machine.seen
+        } == since
+
+        now = SystemClock().now()
+        await edges.change(Loadbalancer, lb_id, loadbalancers.eject, "one", Eject(seconds=1), now)
+
+        def states() -> list[str]:
+            return sorted(one.state for one in edges.hosts["e"].of("loadbalancer", lb_id).backends)
+
+        async def is_out() -> bool:
+            return states() == ["active", "ejected"]
+
+        async def is_back() -> bool:
+            return states() == ["active", "active"]
+
+        await fleet.until(is_out, "ejected")
+        await fleet.until(is_back, "back by itself")
+        await edges.change(Loadbalancer, lb_id, loadbalancers.remove_backend, "one")
+
+        async def is_removed() -> bool:
+            return states() == ["active", "removed"]
+
+        await fleet.until(is_removed, "listed as removed, so that its leaving moves nobody else's flows")
+
+
+async def test_a_deleted_machine_is_no_backend(edges: Edges) -> None:
+    fleet = edges.fleet
+    async with fleet.running():
+        await two_vms(edges)
+        lb_id = await edges.balancer(backends=[{"vm": "one"}, {"vm": "two"}], network="net")
+        await edges.until_held("loadbalancer", lb_id, ["e", "f"])
+        shown = await edges.show(lb_id)
+        assert shown
+        async with fleet.database.session() as session:
+            vm_id = await session.scalar(select(Nic.owner_id).where(Nic.id == shown.machines[0].nic_id))
+        assert vm_id
+        await fleet.delete_vm(vm_id)
+
+        async def is_out() -> bool:
+            return len(edges.hosts["e"].of("loadbalancer", lb_id).backends) == 1
+
+        await fleet.until(is_out, "out of the balancer")
+        await fleet.until_gone(vm_id)
+        shown = await edges.show(lb_id)
+        assert shown
+        assert len(shown.backends) == 1
+
+
+@pytest.mark.parametrize("program", ["address", "loadbalancer"])
+async def test_they_survive_everything(edges: Edges, program: str) -> None:
+    fleet = edges.fleet
+
+    async def make(world: World[Any], number: int) -> str:
+        del world
+        if program == "loadbalancer":
+            return await edges.balancer(f"web-{number}", network="net")
+        address_id = await edges.reserve(f"front-{number}")
+        async with fleet.database.session() as session:
+            await kernel.start(session, program, address_id)
+        return address_id
+
+    async def leftovers(world: World[Any], subject: str) -> Sequence[str]:
+        async with world.database.session() as session:
+            left = await session.scalars(select(Nic.id).where(Nic.owner_id == subject))
+            found = [f"nic {nic_id}" for nic_id in left]
+            row = await session.get(Loadbalancer, subject)
+        return found + (["row"] if row is not None else []) + edges.holding(program, subject)
+
+    scenario = Scenario(registry=fleet.registry, program=program, make=make, leftovers=leftovers, changes=("host", "link"))
+    assert await Harness(fleet.world, scenario).run(stride=6) > 3
