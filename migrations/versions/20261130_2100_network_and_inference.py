@@ -28,6 +28,24 @@ def upgrade() -> None:
         prefixes=["UNLOGGED"],
     )
     op.create_table(
+        "pool",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("description", sa.Text(), server_default="", nullable=False),
+        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("cidr", postgresql.CIDR(), nullable=False),
+        sa.Column("excluded", postgresql.ARRAY(sa.Text()), server_default="{}", nullable=False),
+        sa.Column("announce", sa.Text(), server_default="arp", nullable=False),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        postgresql.ExcludeConstraint((sa.text("cidr inet_ops"), "&&"), using="gist", name="pool_cidr_excl"),
+        sa.CheckConstraint("announce IN ('none', 'arp', 'bgp')", name=op.f("pool_announce_known")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pool_pkey")),
+        sa.UniqueConstraint("name", name=op.f("pool_name_key")),
+    )
+    op.create_table(
         "replica_use",
         sa.Column("gateway", sa.Text(), nullable=False),
         sa.Column("replica_id", sa.Text(), nullable=False),
@@ -199,6 +217,82 @@ def upgrade() -> None:
     op.create_index(op.f("firewall_rule_network_id_idx"), "firewall_rule", ["network_id"], unique=False)
     op.create_index(op.f("firewall_rule_peer_id_idx"), "firewall_rule", ["peer_id"], unique=False)
     op.create_table(
+        "loadbalancer",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("description", sa.Text(), server_default="", nullable=False),
+        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("network_id", sa.Text(), nullable=True),
+        sa.Column("edges", sa.BigInteger(), server_default="2", nullable=False),
+        sa.Column("algorithm", sa.Text(), server_default="hash", nullable=False),
+        sa.Column("hash_on", sa.Text(), server_default="source_port", nullable=False),
+        sa.Column("profile", sa.Text(), server_default="default", nullable=False),
+        sa.Column("probe", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("circuit", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("new_connections_per_second_per_source", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("connections_per_source", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("drain_seconds", sa.BigInteger(), server_default="30", nullable=False),
+        sa.Column("slow_start_seconds", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("state", sa.Text(), server_default="active", nullable=False),
+        sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("departed", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False),
+        sa.Column("observed", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("loadbalancer_deleting_has_time")),
+        sa.CheckConstraint("algorithm IN ('hash', 'round_robin', 'random')", name=op.f("loadbalancer_algorithm_known")),
+        sa.CheckConstraint("hash_on IN ('source', 'source_port')", name=op.f("loadbalancer_hash_on_known")),
+        sa.CheckConstraint("state IN ('active', 'deleting')", name=op.f("loadbalancer_state_known")),
+        sa.CheckConstraint("drain_seconds >= 0 AND slow_start_seconds >= 0", name=op.f("loadbalancer_seconds_not_negative")),
+        sa.CheckConstraint("edges BETWEEN 1 AND 16", name=op.f("loadbalancer_edges_range")),
+        sa.CheckConstraint("observed_generation <= generation", name=op.f("loadbalancer_observed_not_ahead")),
+        sa.ForeignKeyConstraint(["network_id"], ["network.id"], name=op.f("loadbalancer_network_id_fkey")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("loadbalancer_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("loadbalancer_pkey")),
+    )
+    op.create_index(op.f("loadbalancer_network_id_idx"), "loadbalancer", ["network_id"], unique=False)
+    op.create_index(op.f("loadbalancer_project_id_name_idx"), "loadbalancer", ["project_id", "name"], unique=True)
+    op.create_table(
+        "address",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("pool_id", sa.Text(), nullable=False),
+        sa.Column("address", postgresql.INET(), nullable=False),
+        sa.Column("vm_id", sa.Text(), nullable=True),
+        sa.Column("loadbalancer_id", sa.Text(), nullable=True),
+        sa.Column("holder_id", sa.Text(), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint(
+            "(holder_id IS NOT NULL) <= (loadbalancer_id IS NOT NULL)", name=op.f("address_holder_for_loadbalancer")
+        ),
+        sa.CheckConstraint(
+            "masklen(address) = CASE family(address) WHEN 4 THEN 32 ELSE 128 END", name=op.f("address_address_is_single")
+        ),
+        sa.CheckConstraint("num_nonnulls(vm_id, loadbalancer_id) <= 1", name=op.f("address_one_target")),
+        sa.CheckConstraint("observed_generation <= generation", name=op.f("address_observed_not_ahead")),
+        sa.ForeignKeyConstraint(["holder_id"], ["host.id"], name=op.f("address_holder_id_fkey"), ondelete="SET NULL"),
+        sa.ForeignKeyConstraint(
+            ["loadbalancer_id"], ["loadbalancer.id"], name=op.f("address_loadbalancer_id_fkey"), ondelete="SET NULL"
+        ),
+        sa.ForeignKeyConstraint(["pool_id"], ["pool.id"], name=op.f("address_pool_id_fkey")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("address_project_id_fkey")),
+        sa.ForeignKeyConstraint(["vm_id"], ["vm.id"], name=op.f("address_vm_id_fkey"), ondelete="SET NULL"),
+        sa.PrimaryKeyConstraint("id", name=op.f("address_pkey")),
+        sa.UniqueConstraint("address", name=op.f("address_address_key")),
+    )
+    op.create_index(op.f("address_loadbalancer_id_idx"), "address", ["loadbalancer_id"], unique=False)
+    op.create_index(op.f("address_pool_id_idx"), "address", ["pool_id"], unique=False)
+    op.create_index(op.f("address_project_id_name_idx"), "address", ["project_id", "name"], unique=True)
+    op.create_index("address_vm_id_family_idx", "address", ["vm_id", sa.literal_column("family(address)")], unique=True)
+    op.create_table(
         "autoscaler_decision",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("endpoint_id", sa.Text(), nullable=False),
@@ -214,6 +308,58 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("autoscaler_decision_pkey")),
     )
     op.create_index(op.f("autoscaler_decision_endpoint_id_id_idx"), "autoscaler_decision", ["endpoint_id", "id"], unique=False)
+    op.create_table(
+        "loadbalancer_backend",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("loadbalancer_id", sa.Text(), nullable=False),
+        sa.Column("nic_id", sa.Text(), nullable=True),
+        sa.Column("endpoint_id", sa.Text(), nullable=True),
+        sa.Column("weight", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("is_draining", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("draining_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ejected_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ejected_reason", sa.Text(), server_default="", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("is_draining = (draining_at IS NOT NULL)", name=op.f("loadbalancer_backend_draining_has_time")),
+        sa.CheckConstraint("num_nonnulls(nic_id, endpoint_id) = 1", name=op.f("loadbalancer_backend_one_target")),
+        sa.CheckConstraint("weight BETWEEN 1 AND 256", name=op.f("loadbalancer_backend_weight_range")),
+        sa.ForeignKeyConstraint(
+            ["endpoint_id"], ["endpoint.id"], name=op.f("loadbalancer_backend_endpoint_id_fkey"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["loadbalancer_id"], ["loadbalancer.id"], name=op.f("loadbalancer_backend_loadbalancer_id_fkey"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(["nic_id"], ["nic.id"], name=op.f("loadbalancer_backend_nic_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("loadbalancer_backend_pkey")),
+        sa.UniqueConstraint(
+            "loadbalancer_id",
+            "nic_id",
+            "endpoint_id",
+            name=op.f("loadbalancer_backend_loadbalancer_id_nic_id_endpoint_id_key"),
+            postgresql_nulls_not_distinct=True,
+        ),
+    )
+    op.create_index(op.f("loadbalancer_backend_endpoint_id_idx"), "loadbalancer_backend", ["endpoint_id"], unique=False)
+    op.create_index(op.f("loadbalancer_backend_nic_id_idx"), "loadbalancer_backend", ["nic_id"], unique=False)
+    op.create_table(
+        "loadbalancer_listener",
+        sa.Column("loadbalancer_id", sa.Text(), nullable=False),
+        sa.Column("protocol", sa.Text(), nullable=False),
+        sa.Column("port", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("target_port", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("protocol IN ('tcp', 'udp')", name=op.f("loadbalancer_listener_protocol_known")),
+        sa.CheckConstraint(
+            "port BETWEEN 1 AND 65535 AND target_port BETWEEN 1 AND 65535", name=op.f("loadbalancer_listener_port_range")
+        ),
+        sa.ForeignKeyConstraint(
+            ["loadbalancer_id"],
+            ["loadbalancer.id"],
+            name=op.f("loadbalancer_listener_loadbalancer_id_fkey"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("loadbalancer_id", "protocol", "port", name=op.f("loadbalancer_listener_pkey")),
+    )
     op.create_table(
         "route_rule_target",
         sa.Column("route_id", sa.Text(), nullable=False),
