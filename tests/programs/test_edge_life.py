@@ -145,6 +145,7 @@ async def test_an_address_moves_between_machines_in_under_a_second(edges: Edges)
 
 
 async def test_a_load_balancer_from_rows_to_edges_and_back_to_nothing(edges: Edges) -> None:
+    """Long, because it is one life."""
     fleet = edges.fleet
     async with fleet.running():
         await two_vms(edges)
@@ -214,7 +215,7 @@ async def test_the_address_goes_to_another_edge_when_its_holder_is_lost(edges: E
         await edges.fleet.until(is_taken_over, "taken over by the other edge")
 
 
-async def test_what_edges_see_is_shown_and_ejection_ends_by_itself(edges: Edges) -> None:
+async def test_what_edges_see_is_shown(edges: Edges) -> None:
     fleet = edges.fleet
     async with fleet.running():
         await two_vms(edges)
@@ -245,6 +246,13 @@ async def test_what_edges_see_is_shown_and_ejection_ends_by_itself(edges: Edges)
             seen.host: seen.since for machine in again.machines if machine.nic_id == down.nic_id for seen in machine.seen
         } == since
 
+
+async def test_an_ejection_ends_by_itself_and_a_removed_backend_is_remembered(edges: Edges) -> None:
+    fleet = edges.fleet
+    async with fleet.running():
+        await two_vms(edges)
+        lb_id = await edges.balancer(backends=[{"vm": "one"}, {"vm": "two"}], network="net")
+        await edges.until_held("loadbalancer", lb_id, ["e", "f"])
         now = SystemClock().now()
         await edges.change(Loadbalancer, lb_id, loadbalancers.eject, "one", Eject(seconds=1), now)
 
