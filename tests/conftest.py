@@ -53,14 +53,14 @@ def has_capability(name: str) -> bool:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--metal", action="store_true", help="also run tests that need an emulated or real metal host")
+    parser.addoption("--metal", action="store_true", help="also run the long tests on an emulated metal host")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     required = set(filter(None, os.environ.get("REQUIRE_CAPS", "").split(",")))
     for item in items:
-        if item.get_closest_marker("metal") and not config.getoption("--metal"):
-            item.add_marker(pytest.mark.skip(reason="metal: run with --metal"))
+        if item.get_closest_marker("thorough") and not config.getoption("--metal"):
+            item.add_marker(pytest.mark.skip(reason="thorough: run with --metal"))
         for marker in item.iter_markers("caps"):
             missing = [name for name in marker.args if not has_capability(name)]
             if missing and not required.intersection(missing):

@@ -101,11 +101,10 @@ def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
 
     machines: list[MachineDriver] = []
     if os.access(qemu_command.PROGRAM, os.X_OK):
-        from hostagent.drivers.machine.kvm import tsc_khz
+        from hostagent.drivers.machine.kvm import device_groups, tsc_khz
         from hostagent.drivers.machine.qemu import QemuMachine
 
-        kvm_groups = (Path("/dev/kvm").stat().st_gid,) if Path("/dev/kvm").exists() else ()
-        machines.append(QemuMachine(below, paths, tsc_khz=tsc_khz(), kvm_groups=kvm_groups))
+        machines.append(QemuMachine(below, paths, tsc_khz=tsc_khz(), kvm_groups=device_groups))
     if os.access("/usr/sbin/runc", os.X_OK):
         from hostagent.drivers.machine.container import LIMITS, ContainerMachine
 

@@ -11,7 +11,9 @@ from hostagent.protocol import codec
 from hostagent.protocol.facts import KvmFact
 
 DEVICE = Path("/dev/kvm")
-_NOT_YET = ("no kernel", "not installed", "not probed")  # reasons that may be gone the next time somebody asks
+_NOT_YET = (  # reasons that may be gone the next time somebody asks; the device comes with its module, which udev loads
+    *("no kernel", "not installed", "not probed", "does not exist"),
+)
 
 Probe = Callable[[], Awaitable[KvmFact]]
 

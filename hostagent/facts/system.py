@@ -37,7 +37,7 @@ _LINK_FEATURES = {
     "wireguard": ("wireguard",),
     "vxlan": ("vxlan", "id", "1", "dstport", "4789"),
 }
-_FLOWTABLE = "table inet bp_probe { flowtable f { hook ingress priority 0; devices = { lo }; } }\n"
+_FLOWTABLE = "table inet bp_probe { flowtable f { hook ingress priority 0; devices = { lo }; }; }\n"
 _DEVICES = {"tun": "/dev/net/tun", "vhost_net": "/dev/vhost-net", "vhost_vsock": "/dev/vhost-vsock", "vfio": "/dev/vfio/vfio"}
 _FIREWALLS = {"dockerd": "docker", "firewalld": "firewalld", "podman": "podman", "kube-proxy": "kubernetes"}
 
@@ -57,11 +57,16 @@ def os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
 
 def is_virtual_machine(sys: Path = SYS, proc: Path = PROC) -> bool:
     """By the CPU's hypervisor flag, or a product name that says so."""
-    flags = next((line for line in text(proc / "cpuinfo").splitlines() if line.startswith("flags")), "")
-    if " hypervisor" in flags:
+    if "hypervisor" in processor_flags(proc):
         return True
     names = " ".join(text(sys / f"class/dmi/id/{name}") for name in ("sys_vendor", "product_name")).lower()
     return any(word in names for word in ("qemu", "kvm", "vmware", "virtualbox", "virtual machine", "xen", "bochs"))
+
+
+def processor_flags(proc: Path = PROC) -> set[str]:
+    """Of the first processor (`svm`, `vmx`, `hypervisor` …)."""
+    line = next((line for line in text(proc / "cpuinfo").splitlines() if line.startswith("flags")), "")
+    return set(line.partition(":")[2].split())
 
 
 def supervisor() -> str:

@@ -15,6 +15,7 @@ SUPERVISOR_UNIT = "bedplate-supervisor"
 AGENT_UNIT = "bedplate-agent"
 SYSCTL_FILE = Path("/etc/sysctl.d/90-bedplate.conf")
 SYSTEMD_DIRECTORY = Path("/etc/systemd/system")
+MODULES_FILE = Path("/etc/modules-load.d/90-bedplate.conf")
 FORWARDING = {"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 
 _SYSTEMD_TEXT = """\
@@ -25,6 +26,7 @@ Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
+Type=notify
 ExecStart={command}
 Restart=always
 RestartSec=1
@@ -105,6 +107,12 @@ class Layout:
 def host_toml(config: dict[str, str | int]) -> str:
     """The declared share of a host, one key a line."""
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in sorted(config.items()))
+
+
+def modules_text(processor_flags: set[str]) -> str:
+    """Kernel modules to have before the agent starts: udev loads KVM's by itself, but whenever it comes to it."""
+    names = {"svm": "kvm_amd", "vmx": "kvm_intel"}
+    return "".join(f"{name}\n" for name in (*(name for flag, name in names.items() if flag in processor_flags), "tun"))
 
 
 def sysctl_text(values: dict[str, str]) -> str:

@@ -12,20 +12,23 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hostagent.facts.system import processor_flags
 from hostagent.facts.system import supervisor as found_supervisor
 from hostagent.install.accounts import add_user
 from hostagent.install.commands import APT_SECONDS, CommandFailed, command, succeeds
 from hostagent.install.layout import (
     FORWARDING,
+    MODULES_FILE,
     SYSCTL_FILE,
     SYSTEMD_DIRECTORY,
     SYSTEMD_UNIT,
     USER,
     Layout,
     host_toml,
+    modules_text,
     sysctl_text,
 )
 from hostagent.lib import files, hostconfig
@@ -57,7 +60,7 @@ def steps(plan: InstallPlan, layout: Layout, content: bytes) -> list[Step]:
     found += _text(layout.authorized_keys, layout.authorized_keys_text(plan.authorized_key))
     if plan.config and not layout.paths.host_config.exists():
         found += _text(layout.paths.host_config, host_toml(plan.config))
-    found += _sysctls()
+    found += [*_sysctls(), *_modules(layout)]
     return [*found, *_service(layout, is_new_version=bool(_link(layout)))]
 
 
@@ -170,6 +173,26 @@ def _sysctls() -> list[Step]:
             change = Change(kind="sysctl", subject=name, action="change", detail=f"{old} to {value}")
             found.append(Step(change=change, act=_writer(path, value), before={"value": old}))
     return found
+
+
+def _modules(layout: Layout) -> list[Step]:
+    """Only systemd reads the file. What is not a module here, or is loaded already, is no failure."""
+    if service_kind(layout) != "systemd":
+        return []
+    wanted = modules_text(processor_flags())
+    found = _text(MODULES_FILE, wanted)
+    return [
+        replace(step, act=_then(step.act, lambda: command("modprobe", "--all", "--quiet", *wanted.split(), check=False)))
+        for step in found
+    ]
+
+
+def _then(first: Callable[[], None], second: Callable[[], object]) -> Callable[[], None]:
+    def act() -> None:
+        first()
+        second()
+
+    return act
 
 
 def sysctl_path(name: str) -> Path:

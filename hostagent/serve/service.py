@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -53,6 +54,7 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
             agent.balancer_counts.start()
         await _listen(stack, paths.socket, lambda r, w: _accept(agent, metrics, r, w), mode=0o660)
         await _listen(stack, paths.metrics_socket, lambda r, w: metrics.answer(agent, r, w), mode=0o660)
+        tell_systemd("READY=1")
         keeping = asyncio.create_task(keeper.run(), name="keeper")
         guarding = asyncio.create_task(rules.guard(agent), name="rules")
         stopping = asyncio.create_task(stop.wait())
@@ -66,6 +68,14 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         for task in (keeping, guarding):
             if not task.cancelled():
                 task.result()
+
+
+def tell_systemd(state: str) -> None:
+    """To whoever started us and waits until we serve; nobody is fine too. Source: sd_notify(3)."""
+    path = os.environ.pop("NOTIFY_SOCKET", "")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify, contextlib.suppress(OSError):
+            notify.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
 
 
 def _learn(agent: Agent) -> None:

@@ -39,12 +39,13 @@ class Sshd:
         ]  # fmt: skip
         (directory / "config").write_text("\n".join(lines) + "\n")
 
-    async def start(self) -> None:
+    async def start(self, log: Path = Path(os.devnull)) -> None:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         program = shutil.which("sshd", path="/usr/sbin:/usr/bin")
         assert program is not None
-        self.process = subprocess.Popen([program, "-D", "-e", "-f", str(self.directory / "config")], stderr=subprocess.DEVNULL)
+        with log.open("ab") as words:
+            self.process = subprocess.Popen([program, "-D", "-e", "-f", str(self.directory / "config")], stderr=words)
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 try:

@@ -115,7 +115,7 @@ def lines(argv: tuple[str, ...]) -> str:
 
 
 def qemu() -> QemuMachine:
-    return QemuMachine(FakeSupervisor(), PATHS, tsc_khz=2_300_000, kvm_groups=(104,))
+    return QemuMachine(FakeSupervisor(), PATHS, tsc_khz=2_300_000, kvm_groups=lambda: (104,))
 
 
 def test_a_vm_by_tcg(golden):

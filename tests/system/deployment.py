@@ -33,7 +33,6 @@ SSH_OPTIONS = (
     "StrictHostKeyChecking=no",
     "UserKnownHostsFile=/dev/null",
     "BatchMode=yes",
-    "ConnectTimeout=5",
     "LogLevel=ERROR",
 )
 Json = dict[str, Any]
@@ -47,6 +46,7 @@ class Deployed:
     lab: Lab
     key: Path
     keyed: set[str] = field(default_factory=set)
+    connect_seconds: int = 5
 
     async def create(self, name: str, **changes: Any) -> Json:
         body = {
@@ -97,7 +97,7 @@ class Deployed:
             write = ["sh", "-c", "umask 077; cat >/root/vm-key"]
             await asyncio.to_thread(host.exec, write, stdin=self.key.read_bytes())
             self.keyed.add(host.name)
-        flags = [word for option in SSH_OPTIONS for word in ("-o", option)]
+        flags = [word for option in (*SSH_OPTIONS, f"ConnectTimeout={self.connect_seconds}") for word in ("-o", option)]
         place = f"{vm['user']}@{vm['ipv4']}"
         argv = ["timeout", "40", "ssh", "-F", "none", "-i", "/root/vm-key", *flags, place, command]
         deadline = time.monotonic() + seconds
@@ -108,17 +108,17 @@ class Deployed:
             assert time.monotonic() < deadline, f"no login to {place}: {done.stderr.decode(errors='replace')}"
             await asyncio.sleep(0.5)
 
-    async def boot_of(self, vm: Json) -> str:
-        return (await self.login(vm, "cat /proc/sys/kernel/random/boot_id")).strip()
+    async def boot_of(self, vm: Json, seconds: float = 120) -> str:
+        return (await self.login(vm, "cat /proc/sys/kernel/random/boot_id", seconds)).strip()
 
     async def another_boot(self, vm: Json, before: str, seconds: float = 180) -> str:
         deadline = time.monotonic() + seconds
-        while (found := await self.boot_of(vm)) == before:
+        while (found := await self.boot_of(vm, seconds)) == before:
             assert time.monotonic() < deadline, "the guest was not booted again"
             await asyncio.sleep(1)
         return found
 
-    async def cli(self, *arguments: str) -> str:
+    async def cli(self, *arguments: str, seconds: float = 90) -> str:
         """What `bedplate …` prints, as the operator."""
         environment = base_environment() | {
             "BEDPLATE_URL": self.stage.api_url,
@@ -133,7 +133,7 @@ class Deployed:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(seconds):
                 output, words = await process.communicate()
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -12,15 +12,20 @@ import gzip
 import os
 import struct
 import tempfile
+import time
 from pathlib import Path
 
 from hostagent.drivers.machine.qemu_command import PROGRAM, SANDBOX
+from hostagent.lib.program import run
+from hostagent.protocol.errors import AgentError
 from hostagent.protocol.facts import KvmFact
 
 DEVICE = Path("/dev/kvm")
 IMAGES = Path("/var/lib/bedplate/images")
-FIRST_WORD_SECONDS = 5.0  # under KVM a kernel speaks within a second, nested in an emulated machine within three
+FIRST_WORD_SECONDS = 5.0  # under KVM a kernel speaks within a second
 PROBE_SECONDS = 20.0
+START_SECONDS = 0.1  # what `qemu --version` takes at most on a real machine, also on a busy one
+MOST_PATIENCE = 10.0
 KERNEL_SPEAKS = b"Linux version"
 NO_KERNEL = "no kernel is on this host yet to try it with"
 MARK = b"bedplate: a guest runs"
@@ -34,7 +39,9 @@ async def probe(images: Path = IMAGES) -> KvmFact:
 
 
 async def probe_kvm(kernels: tuple[Path, ...], *, tsc_khz: int, device: Path = DEVICE, accelerator: str = "kvm") -> KvmFact:
-    """Boots the first kernel that exists. Never raises; where KVM does not work it takes FIRST_WORD_SECONDS."""
+    """Boots the first kernel that exists. Never raises; where KVM does not work it takes FIRST_WORD_SECONDS, longer on a host
+    that is slow itself (an emulated one).
+    """
     if not os.access(device, os.F_OK):
         return KvmFact(device_present=False, usable=False, reason="there is no /dev/kvm")
     if not os.access(PROGRAM, os.X_OK):
@@ -45,19 +52,30 @@ async def probe_kvm(kernels: tuple[Path, ...], *, tsc_khz: int, device: Path = D
     with tempfile.TemporaryDirectory(prefix="bedplate-probe-") as directory:
         initramfs = Path(directory) / "initramfs"
         await asyncio.to_thread(initramfs.write_bytes, probe_initramfs())
-        reason = await _boot(_argv(kernel, initramfs, tsc_khz, accelerator))
+        reason = await _boot(_argv(kernel, initramfs, tsc_khz, accelerator), await _patience())
     return KvmFact(device_present=True, usable=not reason, reason=reason)
 
 
-async def _boot(argv: tuple[str, ...]) -> str:
+async def _patience() -> float:
+    """How many times slower than a real machine this host starts a program that does nothing; 1 to MOST_PATIENCE."""
+    began = time.monotonic()
+    try:
+        await run(PROGRAM, "--version", deadline_seconds=START_SECONDS * MOST_PATIENCE, check=False)
+    except AgentError:
+        return MOST_PATIENCE
+    return min(max((time.monotonic() - began) / START_SECONDS, 1.0), MOST_PATIENCE)
+
+
+async def _boot(argv: tuple[str, ...], patience: float) -> str:
     """Why the guest did not reach its first process; "" when it did."""
+    first_word_seconds, probe_seconds = FIRST_WORD_SECONDS * patience, PROBE_SECONDS * patience
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stderr is not None
     said, loop = b"", asyncio.get_running_loop()
-    deadline = loop.time() + FIRST_WORD_SECONDS
+    deadline = loop.time() + first_word_seconds
     try:
         while MARK not in said:
             chunk = await asyncio.wait_for(process.stdout.read(4096), deadline - loop.time())
@@ -65,18 +83,23 @@ async def _boot(argv: tuple[str, ...]) -> str:
                 words = (await process.stderr.read(4096)).decode(errors="replace").strip()
                 return words[-200:] or "the guest ended before its first process"
             if KERNEL_SPEAKS not in said and KERNEL_SPEAKS in said + chunk:
-                deadline += PROBE_SECONDS
+                deadline += probe_seconds
             said += chunk
     except TimeoutError:
         if KERNEL_SPEAKS in said:
-            return f"a guest kernel did not reach its first process within {PROBE_SECONDS:g} s"
-        return f"a guest kernel did not say a word within {FIRST_WORD_SECONDS:g} s"
+            return f"a guest kernel did not reach its first process within {probe_seconds:.0f} s"
+        return f"a guest kernel did not say a word within {first_word_seconds:.0f} s"
     else:
         return ""
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def device_groups(device: Path = DEVICE) -> tuple[int, ...]:
+    """The group that may open the device now: udev gives it away some time after its module is loaded."""
+    return (device.stat().st_gid,) if device.exists() else ()
 
 
 def host_kernels(images: Path) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 
 from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
 from hostagent.drivers.machine.qemu_command import MAX_MOUNTS, RunFiles, nic_words, qemu_argv
@@ -50,7 +51,7 @@ class QemuMachine:
         paths: Paths,
         *,
         tsc_khz: int,
-        kvm_groups: tuple[int, ...] = (),
+        kvm_groups: Callable[[], tuple[int, ...]] = tuple,
         power_off_seconds: float = POWER_OFF_SECONDS,
     ) -> None:
         self.supervisor = supervisor
@@ -66,7 +67,7 @@ class QemuMachine:
             argv=qemu_argv(plan, tsc_khz=self.tsc_khz),
             uid=plan.uid,
             gid=plan.gid,
-            groups=self.kvm_groups if plan.is_kvm_usable else (),
+            groups=self.kvm_groups() if plan.is_kvm_usable else (),
             log_path=files.log,
             limits=UnitLimits(
                 cpu_cores=float(plan.vm.vcpus + 1),
