@@ -81,4 +81,5 @@ def metal(server: MetalHost) -> Iterator[MetalHost]:
 async def deployment(database_url: str, tmp_path: Path) -> AsyncIterator[Deployment]:
     """API and worker in this process."""
     async with open_deployment(database_url, tmp_path) as made:
+        made.patience_seconds = 600
         yield made

@@ -9,7 +9,7 @@ from provisioning.lab.metal import MetalHost
 from tests.metal.observing import snapshot
 from tests.system.enrolling import Deployment, difference, eventually, fingerprint
 
-pytestmark = [pytest.mark.metal, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.caps("root", "qemu", "debootstrap")]
+pytestmark = [pytest.mark.metal, pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.caps("root", "qemu", "debootstrap")]
 
 FEATURES = ("cgroup_v2", "flowtable", "iommu", "nftables", "tun", "user_namespaces", "veth", "wireguard")
 ACCELERATORS = (("1234", "11e8"), ("1b36", "0005"), ("8086", "10d3"))
@@ -50,4 +50,4 @@ async def test_a_server_is_added_repaired_and_removed_without_a_trace(deployment
     assert metal.exec(["systemctl", "is-active", "bedplate-agent.service"]).stdout == b"active\n"
 
     assert (await deployment.remove(metal.name))["state"] == "succeeded"
-    await eventually(lambda: difference(before, snapshot(metal)) == {}, lambda: difference(before, snapshot(metal)), seconds=90)
+    await eventually(lambda: difference(before, snapshot(metal)) == {}, lambda: difference(before, snapshot(metal)), seconds=180)

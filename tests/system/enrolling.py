@@ -100,6 +100,7 @@ class Deployment:
     runner: Runner
     app: FastAPI
     clock: ShiftedClock
+    patience_seconds: int = 200
 
     async def get(self, path: str) -> Any:
         answer = await self.client.get(path)
@@ -134,7 +135,7 @@ class Deployment:
 
     async def ended(self, operation_id: str) -> dict[str, Any]:
         operation: dict[str, Any] = {}
-        for _ in range(20):
+        for _ in range(self.patience_seconds // 10):
             operation = await self.get(f"/v1/operations/{operation_id}?wait=10s")
             if operation["state"] != "running":
                 return operation
