@@ -11,6 +11,7 @@ import pwd
 import re
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,11 +77,15 @@ def _packages(plan: InstallPlan) -> list[Step]:
     missing = [name for name in (*plan.packages, *fallbacks) if not _is_installed(name)]
     if not missing:
         return []
-    simulated = command("apt-get", "install", "--simulate", "--yes", "--no-install-recommends", *missing, seconds=APT_SECONDS)
-    names = list(dict.fromkeys(_SIMULATED.findall(simulated))) or missing
+    names = list(dict.fromkeys(_SIMULATED.findall(_simulated(missing)))) or missing
 
     def install() -> None:
-        command("apt-get", "install", "--yes", "--no-install-recommends", *missing, seconds=APT_SECONDS)
+        argv = ("apt-get", "install", "--yes", "--no-install-recommends", *missing)
+        try:
+            command(*argv, seconds=APT_SECONDS)
+        except CommandFailed:  # lists that are missing, or older than what the mirror has
+            command("apt-get", "update", seconds=APT_SECONDS)
+            command(*argv, seconds=APT_SECONDS)
 
     detail = {name: "wanted" if name in missing else "comes along" for name in names}
     first = Step(change=Change(kind="package", subject=names[0], detail=detail[names[0]]), act=install)
@@ -91,6 +96,20 @@ def _packages(plan: InstallPlan) -> list[Step]:
 def _has_link_kind(kind: str) -> bool:
     """Tried where it leaves nothing."""
     return succeeds("unshare", "-n", "ip", "link", "add", "bp0", "type", kind)
+
+
+def _simulated(missing: list[str]) -> str:
+    """What apt says it would do. A fresh server often has no lists: they are then read into a place of their own, because a
+    dry run changes nothing.
+    """
+    argv = ("install", "--simulate", "--yes", "--no-install-recommends", *missing)
+    try:
+        return command("apt-get", *argv, seconds=APT_SECONDS)
+    except CommandFailed:
+        with tempfile.TemporaryDirectory(prefix="bedplate-apt-") as lists:
+            options = ("-o", f"Dir::State::Lists={lists}", "-o", "APT::Sandbox::User=root")
+            command("apt-get", *options, "update", seconds=APT_SECONDS)
+            return command("apt-get", *options, *argv, seconds=APT_SECONDS)
 
 
 def _is_installed(name: str) -> bool:

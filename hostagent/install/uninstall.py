@@ -44,6 +44,7 @@ def uninstall(paths: Paths, *, is_dry_run: bool) -> Iterator[ChangeLine]:
     kind = service_kind(layout)
     stop_all(kind, paths)
     ours = frozenset(entry["subject"] for entry in entries if entry["kind"] == "package")
+    remove_together(ours)
     for entry in entries:
         try:
             kept = remove_package(entry["subject"], ours) if entry["kind"] == "package" else ""
@@ -99,9 +100,25 @@ def undo(entry: dict[str, Any], kind: str, layout: Layout) -> None:
             return
 
 
+def remove_together(ours: frozenset[str]) -> None:
+    """All in one go, which is the rule and many times faster; where that is not possible each is looked at by itself."""
+    present = sorted(name for name in ours if _is_present(name))
+    if not present:
+        return
+    with contextlib.suppress(CommandFailed):
+        simulated = command("apt-get", "purge", "--simulate", "--yes", *present, seconds=APT_SECONDS)
+        if set(_LEAVING.findall(simulated)) <= ours:
+            command("apt-get", "purge", "--yes", *present, seconds=APT_SECONDS)
+
+
+def _is_present(name: str) -> bool:
+    shown = command("dpkg-query", "--show", "--showformat=${db:Status-Status}", name, check=False)
+    return shown not in ("", "not-installed")
+
+
 def remove_package(name: str, ours: frozenset[str]) -> str:
     """Why it stays, "" when it is gone: what somebody installed since and needs it must not go with it."""
-    if command("dpkg-query", "--show", "--showformat=${db:Status-Status}", name, check=False) in ("", "not-installed"):
+    if not _is_present(name):
         return ""
     simulated = command("apt-get", "purge", "--simulate", "--yes", name, seconds=APT_SECONDS)
     others = sorted(set(_LEAVING.findall(simulated)) - ours - {name})

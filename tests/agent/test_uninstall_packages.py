@@ -21,10 +21,10 @@ def purged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         match argv:
             case ("dpkg-query", *_, name):
                 return "installed" if name in SIMULATED else ""
-            case ("apt-get", "purge", "--simulate", "--yes", name):
-                return SIMULATED[name]
-            case ("apt-get", "purge", "--yes", name):
-                found.append(name)
+            case ("apt-get", "purge", "--simulate", "--yes", *names):
+                return "".join(SIMULATED[name] for name in names)
+            case ("apt-get", "purge", "--yes", *names):
+                found.extend(names)
                 return ""
             case other:
                 raise AssertionError(other)
@@ -44,3 +44,10 @@ def test_what_others_need_by_now_stays(purged: list[str]):
 def test_what_only_ours_need_goes_with_them(purged: list[str]):
     assert uninstall.remove_package("libfuse3-3", frozenset({*SIMULATED, "ntfs-3g"})) == ""
     assert purged == ["libfuse3-3"]
+
+
+def test_all_leave_together_where_nobody_else_needs_one(purged: list[str]):
+    uninstall.remove_together(frozenset({*SIMULATED, "gone-already"}))
+    assert purged == [], "ntfs-3g would go with them"
+    uninstall.remove_together(frozenset({*SIMULATED, "ntfs-3g"}))
+    assert purged == ["libfuse3-3", "qemu-utils"]

@@ -68,6 +68,9 @@ def server() -> Iterator[MetalHost]:
             host.hang_up()
         else:
             host.clean()
+            assert not directory.exists()
+            assert not host.is_running
+            assert not Path("/sys/class/net", host.record.link).exists()
 
 
 @pytest.fixture

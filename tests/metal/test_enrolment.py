@@ -50,4 +50,6 @@ async def test_a_server_is_added_repaired_and_removed_without_a_trace(deployment
     assert metal.exec(["systemctl", "is-active", "bedplate-agent.service"]).stdout == b"active\n"
 
     assert (await deployment.remove(metal.name))["state"] == "succeeded"
-    await eventually(lambda: difference(before, snapshot(metal)) == {}, lambda: difference(before, snapshot(metal)), seconds=180)
+    await eventually(
+        lambda: difference(before, snapshot(metal)) == {}, lambda: difference(before, snapshot(metal)), seconds=180
+    )

@@ -124,19 +124,21 @@ class MetalHost:
 
     def up(self) -> None:
         """Makes what is missing, starts it when it does not run, returns when its sshd answers; twice is once."""
-        self._image = self._image or build()
+        if not (self.is_running and self.files.disk.exists()):
+            self._image = self._image or build()
         if not self.record.ipv4:
             with network.address_lock():
                 self.record.ipv4, self.record.ipv6 = network.choose_networks()
                 self._save()
                 self._make_link()
-        if not self.files.disk.exists():
+        if self._image is not None and not self.files.disk.exists():
             prepare_disk(self.directory, self._image / DISK_FILE, self.files.disk, self.record.name, self._network_text())
         if not self.is_running:
             self.start()
 
     def start(self) -> None:
-        assert self._image is not None
+        """Raises LabError when no sshd answers in time."""
+        self._image = self._image or build()
         with self.files.accelerator_disk.open("wb") as stream:
             stream.truncate(ACCELERATOR_BYTES)
         record = self.record

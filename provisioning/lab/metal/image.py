@@ -109,10 +109,9 @@ def _make_source(recipe: Recipe, tree: Path, scratch: Path, mirror: str) -> None
         stanzas.append(f"{control}\nFilename: ./{package.name}\nSize: {package.stat().st_size}\nSHA256: {digest}\n")
     (source / "Packages").write_text("\n".join(stanzas))
     shutil.rmtree(scratch / "apt")
-    shutil.rmtree(tree / "var/lib/apt/lists")
+    shutil.rmtree(tree / "var/lib/apt/lists")  # as on many a fresh server: nobody has asked the mirror yet
     (tree / "var/lib/apt/lists/partial").mkdir(parents=True)
     (tree / "etc/apt/sources.list").write_text(f"deb [trusted=yes] file:/{SOURCE} ./\n")
-    run(["chroot", str(tree), "apt-get", "-q", "update"])
 
 
 def _shape(tree: Path, recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from provisioning.artifacts import packages
 
-FORMAT = 1
+FORMAT = 2
 BASE = (
     "ca-certificates",
     "dbus",
