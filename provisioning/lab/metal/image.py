@@ -19,6 +19,7 @@ from provisioning.lab.metal.recipe import Recipe
 
 DISK_FILE, KERNEL_FILE = "disk.raw", "vmlinux"
 SOURCE = Path("srv/packages")
+KEPT = 2
 REMOVED = (
     "usr/share/doc",
     "usr/share/man",
@@ -62,10 +63,19 @@ def build(
             try:
                 _build(recipe, work, mirror, say)
                 work.rename(finished)
+                _forget_old(finished)
             except BaseException:
                 shutil.rmtree(work, ignore_errors=True)
                 raise
     return finished
+
+
+def _forget_old(finished: Path) -> None:
+    """Two recipes may be in use at a time; what older ones made is not needed again."""
+    name = finished.name.rpartition("-")[0]
+    found = [path for path in finished.parent.glob(f"{name}-*") if not path.name.endswith(".new")]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(path)
 
 
 def _build(recipe: Recipe, work: Path, mirror: str, say: Callable[[str], None]) -> None:
