@@ -9,7 +9,13 @@ from provisioning.lab.metal import MetalHost
 from tests.metal.observing import snapshot
 from tests.system.enrolling import Deployment, difference, eventually, fingerprint
 
-pytestmark = [pytest.mark.metal, pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.caps("root", "qemu", "debootstrap")]
+pytestmark = [
+    pytest.mark.metal,
+    pytest.mark.thorough,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.caps("root", "qemu", "debootstrap"),
+]
 
 FEATURES = ("cgroup_v2", "flowtable", "iommu", "nftables", "tun", "user_namespaces", "veth", "wireguard")
 ACCELERATORS = (("1234", "11e8"), ("1b36", "0005"), ("8086", "10d3"))

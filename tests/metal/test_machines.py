@@ -26,6 +26,7 @@ from tests.system.enrolling import difference, eventually, fingerprint
 
 pytestmark = [
     pytest.mark.metal,
+    pytest.mark.thorough,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.caps("root", "qemu", "debootstrap"),

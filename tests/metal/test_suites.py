@@ -13,7 +13,13 @@ from packaging.requirements import Requirement
 
 from provisioning.lab.metal import MetalHost
 
-pytestmark = [pytest.mark.metal, pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.caps("root", "qemu", "debootstrap")]
+pytestmark = [
+    pytest.mark.metal,
+    pytest.mark.thorough,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.caps("root", "qemu", "debootstrap"),
+]
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("pytest", "pytest-asyncio", "pytest-timeout")
 PLACE = "/tmp/suite"
