@@ -48,7 +48,14 @@ class Gateway:
         if scope["type"] != "http":
             raise RuntimeError(f"the gateway speaks http, not {scope['type']}")
         headers = scope["headers"]
-        call = Call(path=scope["path"], request_headers=headers, request_id=request_id_of(headers), send=send)
+        client = (scope.get("client") or ("",))[0]
+        call = Call(
+            path=scope["path"],
+            request_headers=headers,
+            request_id=request_id_of(headers),
+            send=send,
+            client_address=client,
+        )
         try:
             await self._answer(scope["method"], call, receive)
         except Problem as failure:
@@ -117,6 +124,10 @@ class Gateway:
                 raise problem.keys_unavailable()
         if key is None or not key.is_valid(time.time()):
             raise problem.invalid_key()
+        if not key.may_come_from(call.client_address):
+            raise problem.not_allowed("This key may not be used from your address.", "ip_not_allowed")
+        if key.scopes is not None and call.family.modality and call.family.modality not in key.scopes:
+            raise problem.not_allowed(f"This key is not for {call.family.modality} requests.", "permission_denied")
         call.key = key
         call.authenticated_at = time.monotonic()
         call.buckets = self.limiter.buckets(key, call.authenticated_at)
@@ -140,9 +151,12 @@ class Gateway:
         call.model = route.name
         reserved = estimate_prompt(body) + _completion_limit(call, asked)
         assert call.buckets is not None
-        self.limiter.reserve(call.buckets, reserved, time.monotonic())
-        exchange = Exchange(self.means, call, route, asked, body, reserved_tokens=reserved)
-        await _unless_client_leaves(call, receive, exchange)
+        self.limiter.reserve(key, call.buckets, reserved, time.monotonic())
+        try:
+            exchange = Exchange(self.means, call, route, asked, body, reserved_tokens=reserved)
+            await _unless_client_leaves(call, receive, exchange)
+        finally:
+            self.limiter.release(key)
 
     async def _read(self, call: Call, receive: Receive) -> bytes:
         """The whole body; raises Problem 413 or 408, or ClientGone."""

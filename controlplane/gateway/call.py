@@ -31,6 +31,7 @@ class Call:
     request_headers: list[Header]
     request_id: bytes
     send: Send
+    client_address: str = ""
     arrived: float = field(default_factory=time.monotonic)
     key: KeyEntry | None = None
     buckets: Buckets | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
 
@@ -22,10 +23,24 @@ class KeyEntry:
     expires_at: float | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    allowed_cidrs: tuple[IPv4Network | IPv6Network, ...] | None = None
+    scopes: frozenset[str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def is_valid(self, now: float) -> bool:
         return self.expires_at is None or now < self.expires_at
+
+    def may_come_from(self, address: str) -> bool:
+        """Whether the client's address is among the allowed ones; an address that is none (a UNIX socket) is not."""
+        if self.allowed_cidrs is None:
+            return True
+        try:
+            client = ip_address(address)
+        except ValueError:
+            return False
+        mapped = getattr(client, "ipv4_mapped", None)
+        return any((mapped or client) in cidr for cidr in self.allowed_cidrs)
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

@@ -71,6 +71,7 @@ class Limiter:
         self._requests_per_minute = requests_per_minute
         self._tokens_per_minute = tokens_per_minute
         self._buckets: dict[str, Buckets] = {}
+        self._running: dict[str, int] = {}
 
     def buckets(self, key: KeyEntry, now: float) -> Buckets:
         """The key's buckets; new ones when its limits have changed."""
@@ -82,14 +83,28 @@ class Limiter:
             self._buckets[key.id] = found
         return found
 
-    def reserve(self, buckets: Buckets, tokens: int, now: float) -> None:
-        """Take one request and `tokens`; raises Problem 429 and takes nothing when either does not fit."""
+    def reserve(self, key: KeyEntry, buckets: Buckets, tokens: int, now: float) -> None:
+        """Take a place, one request and `tokens`; raises Problem 429 and takes nothing when one of them does not fit.
+
+        `release` gives the place back, on every way out.
+        """
+        running = self._running.get(key.id, 0)
+        if key.max_concurrent is not None and running >= key.max_concurrent:
+            raise problem.too_many_at_once(key.max_concurrent)
         if wait := buckets.requests.wait(1, now):
             raise problem.rate_limited("requests", wait)
         if wait := buckets.tokens.wait(tokens, now):
             raise problem.rate_limited("tokens", wait)
         buckets.requests.take(1, now)
         buckets.tokens.take(tokens, now)
+        self._running[key.id] = running + 1
+
+    def release(self, key: KeyEntry) -> None:
+        left = self._running[key.id] - 1
+        if left:
+            self._running[key.id] = left
+        else:
+            del self._running[key.id]
 
 
 def duration(seconds: float) -> bytes:

@@ -105,6 +105,21 @@ def rate_limited(what: str, wait_seconds: float) -> Problem:
     )
 
 
+def too_many_at_once(limit: int) -> Problem:
+    return Problem(
+        status=429,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        message=f"The key's limit of {limit} requests at a time is reached. Try again when one has ended.",
+        headers=_retry_after(1),
+    )
+
+
+def not_allowed(message: str, code: str) -> Problem:
+    """A key that is good, but not for this."""
+    return Problem(status=403, type="invalid_request_error", code=code, message=message, headers=_NO_RETRY)
+
+
 def queue_full() -> Problem:
     return Problem(
         status=429,

@@ -35,7 +35,7 @@ VERSIONS = "SELECT topic, version FROM gateway_version"
 
 KEYS = """
 SELECT id, project_id, secret_sha256, models, extract(epoch FROM expires_at)::float8 AS expires_at,
-       requests_per_minute, tokens_per_minute, labels
+       requests_per_minute, tokens_per_minute, max_concurrent, allowed_cidrs, scopes, labels
 FROM key
 WHERE expires_at IS NULL OR expires_at > now()
 """
@@ -112,6 +112,9 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
             expires_at=row["expires_at"],
             requests_per_minute=row["requests_per_minute"],
             tokens_per_minute=row["tokens_per_minute"],
+            max_concurrent=row["max_concurrent"],
+            allowed_cidrs=None if row["allowed_cidrs"] is None else tuple(row["allowed_cidrs"]),
+            scopes=None if row["scopes"] is None else frozenset(row["scopes"]),
             labels=_labels(row["labels"]),
         )
         for row in await connection.fetch(KEYS)

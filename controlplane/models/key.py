@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
+from ipaddress import IPv4Network, IPv6Network
 
 from sqlalchemy import CheckConstraint, ForeignKey, Index, Text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, CIDR
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.core.json import Json
@@ -13,7 +14,10 @@ from controlplane.models.base import Base, Versioned
 
 
 class Key(Versioned, Base):
-    """`models` None = every model of the project. Revoking deletes the row; usage keeps naming the id."""
+    """None in `models`, `allowed_cidrs`, `scopes`: every model of the project, every address, every kind of call.
+
+    Revoking deletes the row; usage keeps naming the id.
+    """
 
     __tablename__ = "key"
 
@@ -26,11 +30,19 @@ class Key(Versioned, Base):
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     expires_at: Mapped[datetime | None]
+    max_concurrent: Mapped[int | None]
+    allowed_cidrs: Mapped[list[IPv4Network | IPv6Network] | None] = mapped_column(ARRAY(CIDR))
+    scopes: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     labels: Mapped[dict[str, Json]] = mapped_column(default=dict, server_default="{}")
 
     __table_args__ = (
         CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256_form"),
         CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name="name_is_dns_label"),
         CheckConstraint("requests_per_minute > 0 AND tokens_per_minute > 0", name="limits_positive"),
+        CheckConstraint("max_concurrent > 0", name="max_concurrent_positive"),
+        CheckConstraint(
+            "scopes <@ ARRAY['chat', 'completion', 'embedding', 'rerank'] AND cardinality(scopes) > 0", name="scopes_known"
+        ),
+        CheckConstraint("cardinality(allowed_cidrs) > 0", name="allowed_cidrs_not_empty"),
         Index(None, "project_id", "name", unique=True),
     )

@@ -27,6 +27,15 @@ async def test_create_shows_the_secret_once(member, database_url) -> None:
         await connection.close()
 
 
+async def test_where_and_for_what(member) -> None:
+    asked = {"allowed_cidrs": ["10.0.0.0/8", "fd00::/8"], "scopes": ["chat"], "max_concurrent": 4, "labels": {"team": "search"}}
+    made = await member.post(KEYS, json={"name": "app", **asked})
+    assert made.status_code == 201, made.text
+    assert {name: made.json()[name] for name in asked} == asked
+    opened = await member.patch(f"{KEYS}/app", json={"allowed_cidrs": None, "scopes": None})
+    assert (opened.json()["allowed_cidrs"], opened.json()["scopes"], opened.json()["max_concurrent"]) == (None, None, 4)
+
+
 async def test_change_and_revoke(member, stranger) -> None:
     await member.post(KEYS, json={"name": "app"})
     changed = await member.patch(f"{KEYS}/app", json={"models": ["b"], "tokens_per_minute": 5})
@@ -48,6 +57,10 @@ async def test_refusals(member) -> None:
         ({"name": "b", "requests_per_minute": 0}, 422, "request.invalid"),
         ({"name": "B"}, 422, "request.invalid"),
         ({"name": "b", "secret": "mine"}, 422, "request.invalid"),
+        ({"name": "b", "allowed_cidrs": ["10.0.0.1/8"]}, 422, "request.invalid"),
+        ({"name": "b", "allowed_cidrs": []}, 422, "request.invalid"),
+        ({"name": "b", "scopes": ["everything"]}, 422, "request.invalid"),
+        ({"name": "b", "max_concurrent": 0}, 422, "request.invalid"),
     ):
         answer = await member.post(KEYS, json=body)
         assert (answer.status_code, answer.json()["code"]) == (status, code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import AwareDatetime, Field, StringConstraints, field_validator
 
 from controlplane.api.schemas import Input, Labels, Name, Resource
 
@@ -16,10 +17,16 @@ Models = Annotated[
         examples=[["smollm2"]],
     ),
 ]
+Concurrency = Annotated[int | None, Field(ge=1, le=1_000_000)]
+Cidrs = Annotated[list[IPv4Network | IPv6Network] | None, Field(min_length=1, max_length=64)]
+Scopes = Annotated[list[Literal["chat", "completion", "embedding", "rerank"]] | None, Field(min_length=1)]
 Limit = Annotated[int | None, Field(ge=1, le=10**12)]
 _REQUESTS = "Requests a minute; null: the deployment's limit."
 _TOKENS = "Tokens a minute, prompt and answer together; null: the deployment's limit."
 _LABELS = "Labels of the key, which rules of routes can ask for."
+_CONCURRENT = "Requests at a time at each gateway; null: no limit."
+_CIDRS = "Addresses the key may be used from; null: all."
+_SCOPES = "Kinds of call the key is for; null: all."
 _EXPIRY = "From when on it is refused; null: never."
 
 
@@ -29,6 +36,9 @@ class KeyCreate(Input):
     requests_per_minute: Limit = Field(default=None, description=_REQUESTS, examples=[600])
     tokens_per_minute: Limit = Field(default=None, description=_TOKENS, examples=[200_000])
     expires_at: AwareDatetime | None = Field(default=None, description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
+    max_concurrent: Concurrency = Field(default=None, description=_CONCURRENT, examples=[16])
+    allowed_cidrs: Cidrs = Field(default=None, description=_CIDRS, examples=[["10.0.0.0/8"]])
+    scopes: Scopes = Field(default=None, description=_SCOPES, examples=[["chat"]])
     labels: Labels = Field(default_factory=dict, description=_LABELS, examples=[{"team": "search"}])
 
 
@@ -39,6 +49,9 @@ class KeyUpdate(Input):
     requests_per_minute: Limit = Field(default=None, description=_REQUESTS, examples=[600])
     tokens_per_minute: Limit = Field(default=None, description=_TOKENS, examples=[200_000])
     expires_at: AwareDatetime | None = Field(default=None, description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
+    max_concurrent: Concurrency = Field(default=None, description=_CONCURRENT, examples=[16])
+    allowed_cidrs: Cidrs = Field(default=None, description=_CIDRS, examples=[["10.0.0.0/8"]])
+    scopes: Scopes = Field(default=None, description=_SCOPES, examples=[["chat"]])
     labels: Labels = Field(default_factory=dict, description=_LABELS, examples=[{"team": "search"}])
 
 
@@ -48,7 +61,15 @@ class KeyView(Resource):
     requests_per_minute: int | None = Field(description=_REQUESTS, examples=[600])
     tokens_per_minute: int | None = Field(description=_TOKENS, examples=[200_000])
     expires_at: AwareDatetime | None = Field(description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
+    max_concurrent: int | None = Field(description=_CONCURRENT, examples=[16])
+    allowed_cidrs: list[str] | None = Field(description=_CIDRS, examples=[["10.0.0.0/8"]])
+    scopes: list[str] | None = Field(description=_SCOPES, examples=[["chat"]])
     labels: dict[str, str] = Field(description=_LABELS, examples=[{"team": "search"}])
+
+    @field_validator("allowed_cidrs", mode="before")
+    @classmethod
+    def as_text(cls, value: Any) -> Any:
+        return None if value is None else [str(cidr) for cidr in value]
 
 
 class KeyCreated(KeyView):

@@ -1,73 +1,72 @@
-"""Limits of keys, changes of keys, and what the process says of itself."""
+"""What a key may do: from where, for what, how much at a time."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from ipaddress import ip_network
 
-from tests.api.gateway.talk import CHAT, error_of, post
+import pytest
+
+from controlplane.gateway.directory import KeyEntry
+from tests.api.gateway.mock_engine import well_behaved
+from tests.api.gateway.test_gateway_faults import CHAT, error_of, post
 
 
-async def test_token_limit_is_reserved_before_sending(gateway, engine, http, fleet) -> None:
-    """Five at once on a limit of 100 tokens: exactly one goes through, and refusals cost nothing."""
-    key = await fleet.key(tokens_per_minute=100, requests_per_minute=10)
-    headers = {"authorization": f"Bearer {key}"}
-    calls = [post(http, gateway, {**CHAT, "max_tokens": 100}, headers=headers) for _ in range(5)]
-    answers = await asyncio.gather(*calls)
-    assert sorted(status for status, _, _ in answers) == [200, 429, 429, 429, 429]
-    refused = next(answer for answer in answers if answer[0] == 429)
-    assert error_of(refused[2])["type"] == "rate_limit_error"
-    assert int(refused[1]["retry-after"]) >= 1
-    assert int(refused[1]["retry-after-ms"]) >= 1
-    assert refused[1]["x-ratelimit-remaining-requests"] == "9"
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_from_where(gateway, fleet, engine, http) -> None:
+    elsewhere = await fleet.key(allowed_cidrs=[ip_network("192.0.2.0/24")])
+    here = await fleet.key(allowed_cidrs=[ip_network("127.0.0.0/8"), ip_network("fd00::/8")])
+    status, headers, body = await post(http, gateway, headers=bearer(elsewhere))
+    assert (status, error_of(body)["code"], headers["x-should-retry"]) == (403, "ip_not_allowed", "false")
+    assert not engine.seen
+    assert (await post(http, gateway, headers=bearer(here)))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "may"),
+    [("10.1.2.3", True), ("::ffff:10.1.2.3", True), ("11.0.0.1", False), ("fd00::1", True), ("fe80::1", False), ("", False)],
+)
+def test_addresses(address: str, may: bool) -> None:
+    key = KeyEntry(id="k", project_id="p", allowed_cidrs=(ip_network("10.0.0.0/8"), ip_network("fd00::/8")))
+    assert key.may_come_from(address) is may
+
+
+async def test_for_what(gateway, fleet, engine, http) -> None:
+    key = await fleet.key(scopes=["chat"])
+    assert (await post(http, gateway, headers=bearer(key)))[0] == 200
+    status, _, body = await post(http, gateway, {"model": "chat", "input": "x"}, headers=bearer(key), path="/v1/embeddings")
+    assert (status, error_of(body)["code"]) == (403, "permission_denied")
     assert len(engine.seen) == 1
+    async with http.get(f"{gateway.url}/v1/models", headers=bearer(key)) as reply:
+        assert reply.status == 200
 
 
-async def test_unspent_tokens_are_given_back(gateway, http, fleet) -> None:
-    key = await fleet.key(tokens_per_minute=1000)
-    headers = {"authorization": f"Bearer {key}"}
-    for _ in range(5):
-        status, answered, _ = await post(http, gateway, {**CHAT, "max_tokens": 900}, headers=headers)
-        assert status == 200
-    assert int(answered["x-ratelimit-limit-tokens"]) == 1000
+async def test_how_much_at_a_time(gateway, fleet, engine, http) -> None:
+    """Two at a time: the third is refused, costs nothing, and goes when one has ended, however it ended."""
+    key = await fleet.key(max_concurrent=2, requests_per_minute=10)
+    release = asyncio.Event()
 
+    async def hold(seen, peer) -> None:
+        await release.wait()
+        await well_behaved(seen, peer)
 
-async def test_key_changes_take_effect_within_a_second(gateway, fleet, http) -> None:
-    key = await fleet.key(models=["chat"])
-    headers = {"authorization": f"Bearer {key}"}
-    assert (await post(http, gateway, headers=headers))[0] == 200
-    await fleet.execute("UPDATE key SET models = '{other}' WHERE hint = $1", key[-4:], topic="keys")
-    start = time.monotonic()
-    while (await post(http, gateway, headers=headers))[0] != 404:
-        assert time.monotonic() - start < 1.0
-    await fleet.execute("DELETE FROM key WHERE hint = $1", key[-4:], topic="keys")
-    start = time.monotonic()
-    while (await post(http, gateway, headers=headers))[0] != 401:
-        assert time.monotonic() - start < 1.0
-
-
-async def test_lost_notification_costs_a_second(gateway, fleet, http) -> None:
-    """The version number alone suffices."""
-    key = await fleet.key()
-    headers = {"authorization": f"Bearer {key}"}
-    assert (await post(http, gateway, headers=headers))[0] == 200
-    async with fleet.connection() as connection, connection.transaction():
-        await connection.execute("DELETE FROM key WHERE hint = $1", key[-4:])
-        await connection.execute("UPDATE gateway_version SET version = version + 1 WHERE topic = 'keys'")
-    start = time.monotonic()
-    while (await post(http, gateway, headers=headers))[0] != 401:
-        assert time.monotonic() - start < 2.5
-        await asyncio.sleep(0.05)
-
-
-async def test_health_and_metrics(gateway, http) -> None:
-    await post(http, gateway)
-    await post(http, gateway, {**CHAT, "model": "x" * 100})
-    async with http.get(f"{gateway.url}/healthz") as reply:
-        assert (reply.status, await reply.json()) == (200, {"status": "ok", "database": "up"})
-    async with http.get(f"{gateway.url}/metrics") as reply:
-        text = await reply.text()
-    assert 'bedplate_gateway_requests_total{model="chat",status="200"} 1.0' in text
-    assert 'bedplate_gateway_requests_total{model="unknown",status="404"} 1.0' in text
-    assert 'bedplate_gateway_tokens_total{kind="completion",model="chat"} 3.0' in text
-    assert "bedplate_gateway_inflight 0.0" in text
+    engine.answer = hold
+    held = [asyncio.create_task(post(http, gateway, headers=bearer(key))) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while len(engine.seen) < 2:
+            await asyncio.sleep(0.01)
+    status, headers, body = await post(http, gateway, CHAT, headers=bearer(key))
+    assert (status, error_of(body)["type"]) == (429, "rate_limit_error")
+    assert int(headers["retry-after"]) >= 1
+    assert headers["x-ratelimit-remaining-requests"] == "8"
+    held[0].cancel()
+    async with asyncio.timeout(5):
+        while gateway.app.limiter._running.get(next(iter(gateway.app.limiter._running))) != 1:
+            await asyncio.sleep(0.01)
+    release.set()
+    assert (await post(http, gateway, headers=bearer(key)))[0] == 200
+    assert (await held[1])[0] == 200
+    assert not gateway.app.limiter._running
