@@ -388,6 +388,9 @@ def upgrade() -> None:
     op.add_column("host", sa.Column("underlay_ipv6", postgresql.INET(), nullable=True))
     op.add_column("host", sa.Column("underlay_mtu_bytes", sa.BigInteger(), nullable=True))
     op.add_column("image", sa.Column("runs_workloads", sa.Boolean(), server_default="false", nullable=False))
+    op.add_column("key", sa.Column("max_concurrent", sa.BigInteger(), nullable=True))
+    op.add_column("key", sa.Column("allowed_cidrs", postgresql.ARRAY(postgresql.CIDR()), nullable=True))
+    op.add_column("key", sa.Column("scopes", postgresql.ARRAY(sa.Text()), nullable=True))
     op.add_column("key", sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
     op.add_column("network", sa.Column("mtu_bytes", sa.BigInteger(), server_default="1500", nullable=False))
     op.add_column("operation", sa.Column("steps", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False))
@@ -420,6 +423,11 @@ def upgrade() -> None:
     )
     op.execute(
         "ALTER TABLE image ADD CONSTRAINT image_guests_run_workloads CHECK ((runs_workloads <= (purpose = 'guest'::text)))"
+    )
+    op.execute("ALTER TABLE key ADD CONSTRAINT key_allowed_cidrs_not_empty CHECK ((cardinality(allowed_cidrs) > 0))")
+    op.execute("ALTER TABLE key ADD CONSTRAINT key_max_concurrent_positive CHECK ((max_concurrent > 0))")
+    op.execute(
+        "ALTER TABLE key ADD CONSTRAINT key_scopes_known CHECK (((scopes <@ ARRAY['chat'::text, 'completion'::text, 'embedding'::text, 'rerank'::text]) AND (cardinality(scopes) > 0)))"
     )
     op.execute("ALTER TABLE network ADD CONSTRAINT network_mtu_range CHECK (((mtu_bytes >= 1280) AND (mtu_bytes <= 9216)))")
     op.execute(
