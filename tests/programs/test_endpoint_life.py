@@ -290,6 +290,12 @@ async def test_a_full_host_with_kvm_is_no_reason_to_emulate(fleet: Fleet) -> Non
         assert "without usable KVM" in str(full.value)
 
 
+async def test_the_first_endpoints_made_at_once_share_one_network(fleet: Fleet) -> None:
+    await fleet.add_host("a")
+    made = await asyncio.gather(*(create(fleet, f"chat-{number}", has_route=False) for number in range(4)))
+    assert len({(await shown(fleet, endpoint_id)).row.network_id for endpoint_id in made}) == 1
+
+
 async def test_delete_in_the_middle_of_the_making(fleet: Fleet, engines: Engines) -> None:
     await fleet.add_host("a")
     engines.says = None

@@ -180,6 +180,9 @@ async def _network_id(session: AsyncSession, settings: NetworkSettings, project_
     found = await session.scalar(query)
     if found is None and ref is not None:
         raise EndpointNetworkUnknown(f"no network {ref}", errors=(FieldError(pointer="/network", detail=f"no network {ref}"),))
+    if found is None:  # two endpoints made at once: the second waits here, and takes what the first has made
+        await session.execute(select(Project.id).where(Project.id == project_id).with_for_update(key_share=True))
+        found = await session.scalar(query)
     if found is None:
         made = await networks.create(session, settings, project_id, NetworkCreate(name=DEFAULT_NETWORK, firewall=None))
         found = made.id
