@@ -34,6 +34,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "root": lambda: os.geteuid() == 0,
     "netns": _can_make_namespaces,
     "wireguard": lambda: shutil.which("wg") is not None and shutil.which("wireguard-go") is not None,
+    "bird": lambda: shutil.which("bird", path="/usr/sbin:/usr/bin") is not None,
     "sshd": lambda: shutil.which("sshd", path="/usr/sbin:/usr/bin") is not None,
     "nft": lambda: os.access("/usr/sbin/nft", os.X_OK) and Path("/usr/lib/python3/dist-packages/nftables").is_dir(),
     "qemu": lambda: shutil.which("qemu-system-x86_64") is not None,

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineDriver
-from hostagent.drivers.network.protocol import FlowDriver, LinkDriver, RouteDriver, RuleDriver, TunnelDriver
+from hostagent.drivers.network.protocol import (
+    AddressDriver,
+    FlowDriver,
+    LinkDriver,
+    RouteDriver,
+    RuleDriver,
+    SpeakerDriver,
+    TunnelDriver,
+)
 from hostagent.drivers.storage.protocol import StorageDriver
 from hostagent.drivers.supervisor.protocol import SupervisorDriver
 from hostagent.lib.hostconfig import HostConfig
@@ -25,6 +33,8 @@ class Drivers:
     links: LinkDriver
     routes: RouteDriver
     tunnels: TunnelDriver
+    addresses: AddressDriver
+    speaker: SpeakerDriver
     rules: RuleDriver
     flows: FlowDriver
     unlimited: tuple[str, ...] = ()
@@ -34,7 +44,15 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
     """Everything fake, sharing one `Faults` (reached as `drivers.links.faults` of the fake)."""
     from hostagent.drivers.fault import Faults
     from hostagent.drivers.machine.fake import FakeMachine
-    from hostagent.drivers.network.fake import FakeFlows, FakeLinks, FakeRoutes, FakeRules, FakeTunnels
+    from hostagent.drivers.network.fake import (
+        FakeAddresses,
+        FakeFlows,
+        FakeLinks,
+        FakeRoutes,
+        FakeRules,
+        FakeSpeaker,
+        FakeTunnels,
+    )
     from hostagent.drivers.storage.fake import FakeStorage
     from hostagent.drivers.supervisor.fake import FakeSupervisor
 
@@ -47,6 +65,8 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         links=FakeLinks(faults),
         routes=FakeRoutes(faults),
         tunnels=FakeTunnels(faults),
+        addresses=FakeAddresses(faults),
+        speaker=FakeSpeaker(),
         rules=FakeRules(faults),
         flows=FakeFlows(),
     )
@@ -60,6 +80,8 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     if config.drivers == "fake":
         return fake_drivers(None if config.supervisor == "fake" else _supervisor(paths, config))
     from hostagent.drivers.network import nft
+    from hostagent.drivers.network.announce import Announcer
+    from hostagent.drivers.network.bird import BgpConfig, Bird
     from hostagent.drivers.network.conntrack import Conntrack
     from hostagent.drivers.network.links import LinkSet
     from hostagent.drivers.network.routes import RouteSet
@@ -67,6 +89,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     from hostagent.drivers.network.wireguard import WireGuard
 
     below = _supervisor(paths, config)
+    bgp = BgpConfig(local_as=config.bgp_local_as or 0, peers=config.bgp_peers, port=config.bgp_port)
     tunnels = WireGuard(below, paths, TunnelKeys(paths.tunnel_keys, HostSealer(paths.host_key)))
     machines = {driver.traits.name: driver for driver in _machines(paths, below)}
     if config.machine_drivers:
@@ -78,6 +101,8 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         links=LinkSet(),
         routes=RouteSet(tunnels.names),
         tunnels=tunnels,
+        addresses=Announcer(config.public_interface),
+        speaker=Bird(below, paths, bgp),
         rules=nft.best(),
         flows=Conntrack(),
         unlimited=_unlimited(machines, below),

@@ -4,6 +4,10 @@
 cpus = 2                       # cores given to machines; default: all online ones
 memory_bytes = 4294967296      # memory given to machines; default: all
 data_interface = "eth1"        # the trusted network between hosts
+public_interface = "eth0"      # where reserved addresses are announced; default: the one that leads to them
+bgp_local_as = 65010           # with bgp_peers: reserved addresses of BGP pools are told to routers
+bgp_peers = ["192.0.2.1 65001"]  # address and AS number of each router
+bgp_port = 179                 # another one where another BGP program listens
 uid_base = 2013265920          # first numeric uid of machines; 65,536 for each
 machine_drivers = ["qemu"]     # default: all that work here
 supervisor = "plain"           # default: systemd where PID 1 is systemd
@@ -12,11 +16,13 @@ supervisor = "plain"           # default: systemd where PID 1 is systemd
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+_PEER = re.compile(r"[0-9a-fA-F.:]{3,45} [1-9][0-9]{0,9}")
 # Above systemd's container range (0x6fffffff) and below 2^31, where some programs still see a sign.
 DEFAULT_UID_BASE = 0x7800_0000
 UIDS_PER_MACHINE = 65_536
@@ -29,6 +35,10 @@ class HostConfig:
     cpus: int | None = None
     memory_bytes: int | None = None
     data_interface: str = ""
+    public_interface: str = ""
+    bgp_local_as: int | None = None
+    bgp_peers: tuple[str, ...] = ()
+    bgp_port: int = 179
     uid_base: int = DEFAULT_UID_BASE
     machine_drivers: tuple[str, ...] = ()
     supervisor: str = ""
@@ -60,8 +70,10 @@ def _from(values: dict[str, Any]) -> HostConfig:
 
 
 def _fits(name: str, value: object) -> bool:
-    if name in ("cpus", "memory_bytes", "uid_base"):
+    if name in ("cpus", "memory_bytes", "uid_base", "bgp_local_as", "bgp_port"):
         return type(value) is int and value > 0
+    if name == "bgp_peers":
+        return isinstance(value, list) and all(isinstance(item, str) and _PEER.fullmatch(item) for item in value)
     if name == "machine_drivers":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return isinstance(value, str)

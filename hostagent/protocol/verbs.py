@@ -23,7 +23,7 @@ from typing import Literal
 
 from hostagent.protocol import facts, network, results, wanted
 
-KIND_NAMES = ("policy", "firewall", "tunnel", "network", "image", "volume", "nic", "vm", "loadbalancer", "notices")
+KIND_NAMES = ("policy", "firewall", "tunnel", "network", "image", "volume", "nic", "vm", "loadbalancer", "notices", "address")
 
 ENSURE: dict[str, type] = {
     "image.ensure": wanted.ImageWanted,

@@ -19,7 +19,7 @@ from hostagent.protocol.network import FirewallRuleWanted, FirewallWanted, Polic
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import NicWanted, Observed, Purge
-from hostagent.verbs import lifecycle
+from hostagent.verbs import address, lifecycle
 from hostagent.verbs.context import Agent
 from hostagent.verbs.documents import check_id
 from hostagent.verbs.jobs import Job, Result
@@ -98,7 +98,8 @@ class PolicyKind:
         job.step = "rules"
         is_new = agent.firewalls.policy is None
         change = agent.firewalls.set_policy(_enforced(document))
-        await agent.rules.put(change.parts)
+        ways = {address.WAYS: address.ways(agent)} if address.WAYS in agent.rules.parts else {}
+        await agent.rules.put({**change.parts, **ways})
         # Before there was a policy a machine could reach the host itself: whatever machines opened must be opened again.
         ended = await (_forget_opened(agent) if is_new and document.is_enforced else revoke(agent, change.suspects))
         return Succeeded(observed={"state": "present", "flows_ended": ended})

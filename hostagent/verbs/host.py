@@ -9,7 +9,7 @@ from hostagent import version
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.verbs import HostObserved, Nothing, Reboot, Uninstall
 from hostagent.protocol.wanted import Observed
-from hostagent.verbs import firewall, image, lifecycle, loadbalancer, network, nic, notices, tunnel, vm, volume
+from hostagent.verbs import address, firewall, image, lifecycle, loadbalancer, network, nic, notices, tunnel, vm, volume
 from hostagent.verbs.context import Agent
 
 KINDS: dict[str, lifecycle.Kind] = {
@@ -25,6 +25,7 @@ KINDS: dict[str, lifecycle.Kind] = {
         vm.KIND,
         loadbalancer.KIND,
         notices.KIND,
+        address.KIND,
     )
 }  # in the order in which they depend on each other
 

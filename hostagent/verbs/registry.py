@@ -17,7 +17,21 @@ Verb = Callable[[Agent, Any], Awaitable[Any]]
 
 @cache
 def verbs() -> dict[str, Verb]:
-    from hostagent.verbs import facts, firewall, host, image, loadbalancer, network, nic, notices, stream, tunnel, vm, volume
+    from hostagent.verbs import (
+        address,
+        facts,
+        firewall,
+        host,
+        image,
+        loadbalancer,
+        network,
+        nic,
+        notices,
+        stream,
+        tunnel,
+        vm,
+        volume,
+    )
 
     table: dict[str, Verb] = {
         "facts.observe": facts.observe,
@@ -33,6 +47,7 @@ def verbs() -> dict[str, Verb]:
         (network, "network"),
         (vm, "vm"),
         (tunnel, "tunnel"),
+        (address, "address"),
         (loadbalancer, "loadbalancer"),
         (notices, "notices"),
     ):

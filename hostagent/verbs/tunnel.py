@@ -8,13 +8,14 @@ import base64
 import binascii
 import ipaddress
 
+from hostagent.drivers.network.address_rules import WAYS
 from hostagent.drivers.network.protocol import TunnelsObserved
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.network import TunnelWanted
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import Observed, Purge
-from hostagent.verbs import lifecycle, network
+from hostagent.verbs import address, lifecycle, network
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 
@@ -47,6 +48,8 @@ class TunnelKind:
             raise _invalid(str(error)) from error
 
     async def apply(self, agent: Agent, document: TunnelWanted, job: Job) -> Result:
+        job.step = "rules"
+        await agent.rules.put({WAYS: address.ways(agent)})  # what comes out of a tunnel for the host itself is refused
         job.step = "tunnels"
         seen = await agent.drivers.tunnels.apply(document)
         self._watch(agent, seen)

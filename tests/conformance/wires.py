@@ -36,6 +36,21 @@ def run(*argv: str, check: bool = True, seconds: float = 20) -> str:
     return done.stdout + done.stderr
 
 
+@contextlib.contextmanager
+def inside(netns: str) -> Iterator[None]:
+    """This thread, and what it starts, in the namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    there = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        assert libc.setns(there, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        yield
+    finally:
+        assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        os.close(before)
+        os.close(there)
+
+
 class Side:
     """One host: number 1 or 2. Its guest has 10.93.N.1 and fd00:93:N::1, the host itself 10.93.255.N."""
 
@@ -73,19 +88,8 @@ class Side:
     def allowed(self) -> tuple[str, ...]:
         return (f"{self.address}/32", f"{self.nic.ipv4}/32", f"{self.nic.ipv6}/128")
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """This thread, and what it starts, in the host's namespace."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        there = os.open(f"/run/netns/{self.netns}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            assert libc.setns(there, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            yield
-        finally:
-            assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            os.close(before)
-            os.close(there)
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        return inside(self.netns)
 
     def peer(self, slot: str, public_key: str, allowed: tuple[str, ...] | None = None) -> TunnelPeerWanted:
         """This host as a peer of the other one."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.network.protocol import (
+    AddressTraits,
     Flow,
     FlowTraits,
     LinkObserved,
@@ -22,6 +23,7 @@ from hostagent.drivers.network.protocol import (
     RulePlan,
     RulesObserved,
     RuleTraits,
+    SpeakerTraits,
     TunnelInterfaceObserved,
     TunnelsObserved,
     TunnelTraits,
@@ -277,3 +279,41 @@ class FakeFlows:
 
     async def delete_marked(self, mark: int, mask: int) -> None:
         await self.delete(await self.flows(mark=mark, mask=mask))
+
+
+class FakeAddresses:
+    """`told`: every announcement, in order."""
+
+    traits = AddressTraits(name="fake")
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.held: set[str] = set()
+        self.told: list[str] = []
+
+    async def held_on(self, address: str) -> str:
+        await self.faults.reach("address.observe", address)
+        return "fake0" if address in self.held else ""
+
+    async def apply(self, address: str, *, is_announced: bool) -> str:
+        await self.faults.reach("address.apply", address)
+        self.held.add(address)
+        self.told += [address] if is_announced else []
+        return "fake0"
+
+    async def remove(self, address: str) -> None:
+        await self.faults.reach("address.remove", address)
+        self.held.discard(address)
+
+
+class FakeSpeaker:
+    traits = SpeakerTraits(name="fake")
+
+    def __init__(self) -> None:
+        self.addresses: tuple[str, ...] = ()
+
+    async def is_up(self, addresses: Sequence[str]) -> bool:
+        return tuple(addresses) == self.addresses
+
+    async def apply(self, addresses: Sequence[str]) -> None:
+        self.addresses = tuple(addresses)

@@ -201,7 +201,9 @@ class Netlink:
 
     async def _address_add(self, a: dict[str, Any]) -> None:
         address, _, length = a["address"].partition("/")
-        nodad = {"flags": 0x02} if ":" in address else {}
+        nodad: dict[str, Any] = {"flags": 0x02} if ":" in address else {}
+        if a.get("passive") and nodad:  # no packet of the host's own takes it as its source
+            nodad["IFA_CACHEINFO"] = {"ifa_preferred": 0, "ifa_valid": 0xFFFF_FFFF}
         with self._accepting(errno.EEXIST):
             await self._ip.addr("add", index=await self._index(a["name"]), address=address, prefixlen=int(length), **nodad)
 

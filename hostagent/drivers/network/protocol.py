@@ -6,7 +6,7 @@ recognised without a register. Host side of every link: MAC 02:00:00:00:00:01, 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -369,3 +369,41 @@ class FlowDriver(Protocol):
     async def delete_marked(self, mark: int, mask: int) -> None:
         """All whose mark is `mark` under `mask`, found and deleted by the kernel. Raises ValueError for a mask of 0."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressTraits:
+    name: Literal["announce", "fake"]
+
+
+class AddressDriver(Protocol):
+    """Addresses that this host answers for, besides its own."""
+
+    traits: AddressTraits
+
+    async def held_on(self, address: str) -> str:
+        """The interface that has it; "" where none has."""
+        ...
+
+    async def apply(self, address: str, *, is_announced: bool) -> str:
+        """Held afterwards, and neighbours are told if `is_announced`; the interface. Raises AgentError."""
+        ...
+
+    async def remove(self, address: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakerTraits:
+    name: Literal["bird", "fake"]
+
+
+class SpeakerDriver(Protocol):
+    """Tells routers which addresses are reached by this host."""
+
+    traits: SpeakerTraits
+
+    async def is_up(self, addresses: Sequence[str]) -> bool:
+        """Whether exactly these are told."""
+        ...
+
+    async def apply(self, addresses: Sequence[str]) -> None: ...
