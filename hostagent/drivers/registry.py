@@ -8,11 +8,13 @@ from pathlib import Path
 
 from hostagent.drivers.machine.protocol import MachineDriver
 from hostagent.drivers.network.protocol import (
-    AddressDriver,
     FlowDriver,
     LinkDriver,
     RouteDriver,
     RuleDriver,
+)
+from hostagent.drivers.network.reach import (
+    AddressDriver,
     SpeakerDriver,
     TunnelDriver,
 )

@@ -40,19 +40,9 @@ def verbs() -> dict[str, Verb]:
         "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
     }
-    for module, name in (
-        (image, "image"),
-        (volume, "volume"),
-        (nic, "nic"),
-        (network, "network"),
-        (vm, "vm"),
-        (tunnel, "tunnel"),
-        (address, "address"),
-        (loadbalancer, "loadbalancer"),
-        (notices, "notices"),
-    ):
+    for module in (image, volume, nic, network, vm, firewall, tunnel, address, loadbalancer, notices):
+        name = module.__name__.rpartition(".")[2]
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
-    table |= {"firewall.ensure": firewall.ensure, "firewall.purge": firewall.purge, "firewall.observe": firewall.observe}
     table |= {
         "policy.ensure": firewall.ensure_policy,
         "policy.purge": firewall.purge_policy,

@@ -9,7 +9,9 @@ import binascii
 import ipaddress
 
 from hostagent.drivers.network.address_rules import WAYS
-from hostagent.drivers.network.protocol import TunnelsObserved
+from hostagent.drivers.network.reach import (
+    TunnelsObserved,
+)
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.network import TunnelWanted
 from hostagent.protocol.results import Outcome, Succeeded

@@ -21,7 +21,9 @@ from hostagent.drivers.network.bird import BgpConfig, Bird
 from hostagent.drivers.network.conntrack import Conntrack
 from hostagent.drivers.network.fake import FakeAddresses
 from hostagent.drivers.network.nft import NftProgram
-from hostagent.drivers.network.protocol import AddressDriver
+from hostagent.drivers.network.reach import (
+    AddressDriver,
+)
 from hostagent.drivers.registry import fake_drivers
 from hostagent.lib.hostconfig import HostConfig
 from hostagent.lib.paths import Paths

@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from hostagent.drivers.network.fake import FakeTunnels
-from hostagent.drivers.network.protocol import TunnelDriver
+from hostagent.drivers.network.reach import (
+    TunnelDriver,
+)
 from hostagent.drivers.network.tunnel_keys import TunnelKeys
 from hostagent.drivers.network.wireguard import WireGuard
 from hostagent.lib.seal import HostSealer

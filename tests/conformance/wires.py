@@ -15,7 +15,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from hostagent.drivers.network.links import LinkSet
-from hostagent.drivers.network.protocol import LinkPlan, RoutePlan, TunnelsObserved, interface_name, peer_name
+from hostagent.drivers.network.protocol import (
+    LinkPlan,
+    RoutePlan,
+    interface_name,
+    peer_name,
+)
+from hostagent.drivers.network.reach import (
+    TunnelsObserved,
+)
 from hostagent.drivers.network.routes import RouteSet
 from hostagent.drivers.network.tunnel_keys import TunnelKeys
 from hostagent.drivers.network.wireguard import WireGuard

@@ -16,7 +16,9 @@ import socket
 import struct
 
 from hostagent.drivers.network.netlink import opened
-from hostagent.drivers.network.protocol import AddressTraits
+from hostagent.drivers.network.reach import (
+    AddressTraits,
+)
 from hostagent.lib.program import run
 from hostagent.protocol.errors import AgentError
 

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hostagent.drivers.network.protocol import SpeakerTraits
+from hostagent.drivers.network.reach import (
+    SpeakerTraits,
+)
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
 from hostagent.lib import files
 from hostagent.lib.paths import Paths

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.network.protocol import (
-    AddressTraits,
     Flow,
     FlowTraits,
     LinkObserved,
@@ -23,6 +22,9 @@ from hostagent.drivers.network.protocol import (
     RulePlan,
     RulesObserved,
     RuleTraits,
+)
+from hostagent.drivers.network.reach import (
+    AddressTraits,
     SpeakerTraits,
     TunnelInterfaceObserved,
     TunnelsObserved,

@@ -17,7 +17,11 @@ from typing import Literal
 
 from hostagent.drivers.network.links import ensure_forwarding
 from hostagent.drivers.network.netlink import Netlink, Request, opened, set_sysctl, sysctl
-from hostagent.drivers.network.protocol import TunnelInterfaceObserved, TunnelsObserved, TunnelTraits
+from hostagent.drivers.network.reach import (
+    TunnelInterfaceObserved,
+    TunnelsObserved,
+    TunnelTraits,
+)
 from hostagent.drivers.network.tunnel_keys import WG, TunnelKeys
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
 from hostagent.lib.paths import Paths
