@@ -131,6 +131,7 @@ async def remove(session: AsyncSession, image: Image) -> None:
     """Begin to delete: copies on hosts go first. Raises ImageInUse. Doing it twice is once."""
     if image.state == "deleting":
         return
+    await session.refresh(image, with_for_update=True)  # what is being put into it commits first, or sees that it is gone
     for noun, uses in _users(image.id):
         if await session.scalar(select(exists().where(uses))):
             raise ImageInUse(f"{image.name} is used by a {noun}")

@@ -11,14 +11,16 @@ from controlplane.models.nic import Nic
 from controlplane.resources.address import service as addresses
 from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.network import allocate
-from controlplane.resources.network.errors import NetworkFull
+from controlplane.resources.network.errors import NetworkFull, NetworkNotFound
 
 
 async def allocate_nic(
     session: AsyncSession, network_id: str, *, owner_id: str, host_id: str | None = None, position: int = 0
 ) -> Nic:
-    """An interface of the machine `owner_id` with free addresses of the network; raises NetworkFull."""
-    network = (await session.scalars(select(Network).where(Network.id == network_id).with_for_update(key_share=True))).one()
+    """An interface of the machine `owner_id` with free addresses of the network; raises NetworkFull, NetworkNotFound."""
+    network = await session.scalar(select(Network).where(Network.id == network_id).with_for_update(key_share=True))
+    if network is None:
+        raise NetworkNotFound(f"no network {network_id}")
     taken = await session.scalars(select(Nic.ipv4).where(Nic.network_id == network_id))
     offset = allocate.free_offset(network.ipv4_cidr, taken)
     if offset is None:

@@ -25,5 +25,5 @@ async def contents(session: AsyncSession, project_id: str) -> dict[str, int]:
     for table in _tables_inside():
         count = await session.scalar(select(func.count()).select_from(table).where(table.c.project_id == project_id))
         if count:
-            found[table.name] = count
+            found[str(table.name)] = count
     return found

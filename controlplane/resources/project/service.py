@@ -33,6 +33,7 @@ async def create(
 
 async def delete(session: AsyncSession, project: Project) -> None:
     """Delete an empty project; raises ProjectNotEmpty."""
+    await session.refresh(project, with_for_update=True)  # what is being put into it commits first, or sees that it is gone
     counts = await queries.contents(session, project.id)
     if counts:
         words = ", ".join(f"{count} {kind}" for kind, count in counts.items())

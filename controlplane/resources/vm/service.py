@@ -27,6 +27,7 @@ from controlplane.placement.queue import count_ahead
 from controlplane.placement.reserve import Placement, reserve, resize_reservation
 from controlplane.resources.image.errors import ImageNotAvailable
 from controlplane.resources.loadbalancer import service as loadbalancers
+from controlplane.resources.network.errors import NetworkNotFound
 from controlplane.resources.network.queries import is_encrypted
 from controlplane.resources.nic.service import allocate_nic
 from controlplane.resources.vm.errors import (
@@ -70,7 +71,10 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
     if vm.host_id is None and wanted.on_no_capacity == "fail":
         assert vm.shortage is not None
         raise VmNoCapacity(str(vm.shortage["detail"]), placement=vm.shortage)
-    await allocate_nic(session, network_id, owner_id=vm.id, host_id=vm.host_id)
+    try:
+        await allocate_nic(session, network_id, owner_id=vm.id, host_id=vm.host_id)
+    except NetworkNotFound as error:  # it was there a moment ago
+        raise VmNetworkUnknown(f"network {wanted.network} was deleted meanwhile") from error
     await create_boot_volume(session, project_id=project.id, owner_id=vm.id, image_id=image.id, size_bytes=disk_bytes)
     await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
     return vm
