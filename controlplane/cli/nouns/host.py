@@ -109,6 +109,7 @@ def add(
     """Add a host, or repair one: shows its key, asks whether that is the right one, installs the agent."""
     from controlplane.cli.client import Client
 
+    spec.merged(file, {})  # what cannot be read is said before a host is asked
     client = Client()
     login = _login(place, jump=jump, identity=identity, sudo=sudo, host_key_fingerprint=host_key_fingerprint)
     memory = memory_mib << 20 if memory_mib is not None else None

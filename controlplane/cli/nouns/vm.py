@@ -91,8 +91,7 @@ def _keys(given: list[str] | None) -> list[str] | None:
         return None
     keys: list[str] = []
     for text in given:
-        path = Path(text).expanduser()
-        content = path.read_text() if " " not in text and path.is_file() else text
+        content = text if " " in text else _text(Path(text).expanduser()) or ""
         keys += [line.strip() for line in content.splitlines() if line.strip() and not line.startswith("#")]
     return keys
 
