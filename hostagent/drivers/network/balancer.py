@@ -40,7 +40,7 @@ from hostagent.protocol.network import LoadBalancerWanted, ProbeWanted
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
-CONFIRM_MS = 150
+CONFIRM_MS = 100
 DEFAULT_PROBE = ProbeWanted(kind="tcp", timeout_ms=CONFIRM_MS)
 SHARED = "balancer"
 

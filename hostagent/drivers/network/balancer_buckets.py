@@ -19,7 +19,7 @@ Table = tuple[str, ...]
 """The owner of each bucket; "" = nobody."""
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1024)
 def permutation(backend_id: str) -> tuple[int, ...]:
     """The order in which a backend likes the buckets. BUCKETS is prime, so every step size reaches them all."""
     digest = hashlib.blake2b(backend_id.encode(), digest_size=16).digest()

@@ -18,6 +18,7 @@ from hostagent.protocol.network import NoticePeerWanted, NoticesWanted
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.1
+LOOK_SECONDS = 0.025  # so that silence is found out soon after its time
 SILENT_SECONDS = 0.3
 RETRY_SECONDS = 1.0
 
@@ -38,7 +39,7 @@ class Notices(asyncio.DatagramProtocol):
         self._tried: dict[str, float] = {}
         self._transport: asyncio.DatagramTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._beat_at = 0.0
+        self._looked_at = self._beat_at = 0.0
 
     async def take(self, wanted: NoticesWanted) -> None:
         """Raises AgentError `notices.not_bound`."""
@@ -124,12 +125,14 @@ class Notices(asyncio.DatagramProtocol):
     def _beat(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now - self._beat_at < 2 * BEAT_SECONDS:  # later means that we were not there to hear anything
+        if now - self._looked_at < BEAT_SECONDS:  # later means that we were not there to hear anything
             self._look_for_silence(now)
-        self._beat_at = now
-        for peer in self._peers.values():
-            self._send(peer)
-        self._timer = loop.call_at(now + BEAT_SECONDS, self._beat)
+        self._looked_at = now
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_SECONDS
+            for peer in self._peers.values():
+                self._send(peer)
+        self._timer = loop.call_at(now + LOOK_SECONDS, self._beat)
 
     def _look_for_silence(self, now: float) -> None:
         for name, listening in self._listening.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hostagent.drivers.network.balancer_buckets import Table, fill, share_out
 from hostagent.drivers.network.balancer_health import Opinion, ServiceHealth
-from hostagent.drivers.network.balancer_rules import FAMILIES, NO_GUARD, Family, Guard, address_of
+from hostagent.drivers.network.balancer_rules import FAMILIES, NO_GUARD, Family, Guard, address_of, family_of
 from hostagent.probes.prober import Target
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted, ProbeWanted
 
@@ -39,9 +39,14 @@ class Service:
     timer: asyncio.TimerHandle | None = None
     is_new: bool = True
 
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Those of its addresses; backends' addresses of others are of no use."""
+        return tuple(sorted({family_of(vip) for vip in self.wanted.vips}))
+
     def think(self, now: float, wall: float) -> tuple[Opinions, dict[Family, Table]]:
         opinions = self.health.judge(now, wall)
-        return opinions, {family: self._table(family, opinions[family]) for family in FAMILIES}
+        return opinions, {family: self._table(family, opinions[family]) for family in self.families}
 
     def _table(self, family: Family, opinions: dict[str, Opinion]) -> Table:
         weights = {backend.id: backend.weight for backend in self.wanted.backends}
@@ -73,7 +78,8 @@ class Service:
         """What a person reads of each backend; where the address families differ, both."""
         found: dict[str, str] = {}
         for backend in self.wanted.backends:
-            both = {f: self.opinions[f][backend.id].word for f in self.opinions if backend.id in self.opinions[f]}
+            known = {family: self.opinions.get(family, {}) for family in self.families}
+            both = {family: found[backend.id].word for family, found in known.items() if backend.id in found}
             if both:
                 same = len(set(both.values())) == 1
                 found[backend.id] = next(iter(both.values())) if same else ", ".join(f"IPv{f}: {w}" for f, w in both.items())
