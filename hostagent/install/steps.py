@@ -62,6 +62,8 @@ def steps(plan: InstallPlan, layout: Layout, content: bytes) -> list[Step]:
     if plan.config and not layout.paths.host_config.exists():
         found += _text(layout.paths.host_config, host_toml(plan.config))
     found += [*_sysctls(), *_modules(layout)]
+    found += _sysctls()
+    found += _tables(layout)
     return [*found, *_service(layout, is_new_version=bool(_link(layout)))]
 
 
@@ -212,6 +214,17 @@ def _then(first: Callable[[], None], second: Callable[[], object]) -> Callable[[
         second()
 
     return act
+
+
+def _tables(layout: Layout) -> list[Step]:
+    """Written by the agent when first a document wants rules, and named here because the host gets them."""
+    if layout.current.is_symlink():
+        return []
+    detail = "written by the agent when machines are filtered"
+    return [
+        Step(change=Change(kind="nft_table", subject=name, detail=detail), act=_nothing)
+        for name in ("inet bedplate", "arp bedplate")
+    ]
 
 
 def sysctl_path(name: str) -> Path:
