@@ -56,7 +56,7 @@ class Ruleset:
             self._keep(parts)
             if not self._is_open:
                 return
-            if not (self.is_intact and self._is_written):
+            if not (self.is_intact and self._is_written and self.parts):  # with its last part the table goes
                 if self.parts or self._is_written:
                     await self._replace()
             elif not change.is_empty:
