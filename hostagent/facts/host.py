@@ -31,13 +31,16 @@ class Learner:
         self._config = config
         self._drivers = drivers
         self._version = version
-        self._kvm_lock = asyncio.Lock()
+        self._kvm: asyncio.Task[KvmFact] | None = None
         self._features: dict[str, bool] | None = None
         self.kvm_probe: kvm.Probe = partial(kvm.probe, paths.image_directory(""))
 
     async def probe_kvm(self) -> KvmFact:
-        async with self._kvm_lock:
-            return await kvm.cached(self._paths.state / "kvm.json", self._paths.boot_id(), self.kvm_probe)
+        """One probe at a time, for all who ask; one of them who gives up does not end it."""
+        if self._kvm is None or self._kvm.done():
+            answer = kvm.cached(self._paths.state / "kvm.json", self._paths.boot_id(), self.kvm_probe)
+            self._kvm = asyncio.create_task(answer, name="probe KVM")
+        return await asyncio.shield(self._kvm)
 
     async def learn(self) -> HostFacts:
         """Everything anew. Long, because it is one flat table: a line for each fact."""

@@ -35,7 +35,7 @@ PROGRAMS = {
     "routes": ["ip", "route", "show", "table", "all"], "rules": ["ip", "rule"], "users": ["getent", "passwd"],
     "groups": ["getent", "group"], "units": ["systemctl", "list-units", "--all", "--no-legend", "--plain", "bedplate*"],
     "failed units": ["systemctl", "list-units", "--failed", "--no-legend", "--plain"],
-    "names": ["find", "/etc", "/usr", "/var", "/run", "/opt", "/srv", "-name", "*bedplate*"],
+    "names": ["find", "/etc", "/var", "/run", "/opt", "/srv", "-name", "*bedplate*"],
     "programs": ["ps", "-N", "--ppid", "2", "-eo", "args"],
 }
 for name, argv in PROGRAMS.items():

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.metal,
     pytest.mark.thorough,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
     pytest.mark.caps("root", "qemu", "debootstrap", "sshd"),
 ]
 MAKE_USER = """

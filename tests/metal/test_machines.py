@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -63,6 +64,9 @@ async def deployed(metal: MetalHost) -> AsyncIterator[OnMetal]:
         made.metal = metal
         yield made
     finally:
+        keep = Path(os.environ.get("KEEP_TEST_LOGS", directory / "nowhere"))
+        if keep.is_dir():
+            shutil.copytree(stage.log_directory, keep / directory.name, dirs_exist_ok=True)
         await stage.close()
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 
 from hostagent.drivers.machine.kvm import device_groups
 from hostagent.facts import kvm, system
+from hostagent.facts.host import Learner
 from hostagent.install.layout import modules_text
+from hostagent.lib.hostconfig import HostConfig
+from hostagent.lib.paths import Paths
 from hostagent.protocol.facts import KvmFact
 from hostagent.serve.service import tell_systemd
 
@@ -30,6 +34,27 @@ async def test_a_device_that_comes_later_is_asked_for_again(tmp_path: Path) -> N
     assert (await kvm.cached(path, "boot", probe)).usable
     assert (await kvm.cached(path, "boot", probe)).usable, "kept"
     assert answers == []
+
+
+async def test_a_probe_outlives_whoever_has_no_patience(tmp_path: Path) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def probe() -> KvmFact:
+        assert not begun.is_set(), "one probe for all"
+        begun.set()
+        await may_end.wait()
+        return KvmFact(device_present=True, usable=True)
+
+    learner = Learner(Paths.under(tmp_path), HostConfig(), None, "1")
+    learner.kvm_probe = probe
+    impatient = asyncio.create_task(learner.probe_kvm())
+    await begun.wait()
+    impatient.cancel()
+    patient = asyncio.create_task(learner.probe_kvm())
+    await asyncio.sleep(0)
+    may_end.set()
+    assert (await patient).usable
+    assert impatient.cancelled()
 
 
 def test_the_group_that_may_open_the_device_is_read_when_it_is_needed(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """One emulated server: its disk, its link to this machine, its process; reached by SSH as any server is.
 
-The one rule: everything it makes is inside its directory, or is the one link and the one process that its record names before
-they are made; `clean` removes all of it, whoever made it and however the maker ended.
+The one rule: everything it makes is inside its directory, or is the one link that its record names before it is made and the
+one process whose number lies in the directory; `clean` removes all of it, whoever made it and however the maker ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from provisioning.lab.metal.disk import HOST_KEY, prepare_disk
 from provisioning.lab.metal.image import DISK_FILE, KERNEL_FILE, build
 from provisioning.lab.metal.machine import MetalFiles, MetalSpec, metal_argv
 from provisioning.lab.model import LabError
-from provisioning.lab.processes import end_everything, is_running, start_ticks
+from provisioning.lab.processes import end_everything, start_ticks
 
 RECORD = "metal.json"
 BOOT_SECONDS = 180.0
@@ -34,8 +34,6 @@ ACCELERATOR_BYTES = 64 << 20
 
 @dataclass(slots=True, kw_only=True)
 class MetalRecord:
-    """`pid`/`start_ticks` tell the QEMU process; 0 = not running."""
-
     id: str
     name: str
     cores: int
@@ -43,8 +41,6 @@ class MetalRecord:
     devices: list[str]
     ipv4: str = ""
     ipv6: str = ""
-    pid: int = 0
-    start_ticks: int = 0
 
     @property
     def link(self) -> str:
@@ -120,7 +116,17 @@ class MetalHost:
 
     @property
     def is_running(self) -> bool:
-        return is_running(self.record.pid, self.record.start_ticks)
+        return self.pid > 0
+
+    @property
+    def pid(self) -> int:
+        """Of the process that emulates it, by the file it writes itself; 0 when there is none."""
+        try:
+            pid = int(self.files.pid.read_text())
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return 0
+        return pid if str(self.files.disk).encode() in argv else 0
 
     def up(self) -> None:
         """Makes what is missing, starts it when it does not run, returns when its sshd answers; twice is once."""
@@ -146,18 +152,13 @@ class MetalHost:
         octets = bytes.fromhex(record.id)
         mac = ":".join(f"{octet:02x}" for octet in (0x02, *octets, 11))
         argv = metal_argv(spec, self.files, kernel=self._image / KERNEL_FILE, link=record.link, mac=mac, tsc_khz=tsc_khz())
-        with self.files.log.open("ab") as log:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.directory
-            )
-        record.pid, record.start_ticks = process.pid, start_ticks(process.pid) or 0
-        self._save()
-        self.await_sshd(process=process)
+        network.run(argv)
+        self.await_sshd()
 
-    def await_sshd(self, seconds: float = BOOT_SECONDS, process: subprocess.Popen[bytes] | None = None) -> None:
+    def await_sshd(self, seconds: float = BOOT_SECONDS) -> None:
         """Raises LabError with the last words of console and QEMU."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and (process is None or process.poll() is None):
+        while time.monotonic() < end and self.is_running:
             try:
                 with socket.create_connection((self.address, self.port), timeout=5) as connection:
                     if connection.recv(4) == b"SSH-":
@@ -215,9 +216,8 @@ class MetalHost:
     def stop(self) -> None:
         """Cuts the power."""
         self.hang_up()
-        end_everything(self.record.pid, self.record.start_ticks)
-        self.record.pid = self.record.start_ticks = 0
-        self._save()
+        if pid := self.pid:
+            end_everything(pid, start_ticks(pid) or 0)
 
     def clean(self) -> None:
         """Removes process, link and directory. Works on what another process made, and twice."""

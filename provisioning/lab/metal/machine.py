@@ -48,6 +48,10 @@ class MetalFiles:
         return self.directory / "qemu.log"
 
     @property
+    def pid(self) -> Path:
+        return self.directory / "qemu.pid"
+
+    @property
     def qmp(self) -> Path:
         return self.directory / "qmp.sock"
 
@@ -74,6 +78,7 @@ def metal_argv(spec: MetalSpec, files: MetalFiles, *, kernel: Path, link: str, m
         argv += _behind_port(index, device, files)
     argv += ["-chardev", f"file,id=serial,path={files.console},append=on", "-serial", "chardev:serial"]
     argv += ["-chardev", f"socket,id=qmp,path={files.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
+    argv += ["-daemonize", "-pidfile", str(files.pid), "-D", str(files.log)]
     return argv
 
 
