@@ -61,9 +61,7 @@ def steps(plan: InstallPlan, layout: Layout, content: bytes) -> list[Step]:
     found += _text(layout.authorized_keys, layout.authorized_keys_text(plan.authorized_key))
     if plan.config and not layout.paths.host_config.exists():
         found += _text(layout.paths.host_config, host_toml(plan.config))
-    found += [*_sysctls(), *_modules(layout)]
-    found += _sysctls()
-    found += _tables(layout)
+    found += [*_sysctls(), *_modules(layout), *_tables(layout)]
     return [*found, *_service(layout, is_new_version=bool(_link(layout)))]
 
 
