@@ -22,7 +22,7 @@ from pathlib import Path
 from hostagent.drivers.network.balancer import Balancers
 from hostagent.drivers.network.balancer_counts import BalancerCounts
 from hostagent.drivers.network.conntrack import Conntrack
-from hostagent.drivers.network.nft import NftHelper
+from hostagent.drivers.network.nft import best
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.lib.wait import until
 from hostagent.protocol.network import BackendWanted, ListenerWanted, LoadBalancerWanted
@@ -255,7 +255,7 @@ class Edge:
 
     def __init__(self, stage, directory) -> None:
         self.stage = stage
-        self.rules = Ruleset(NftHelper())
+        self.rules = Ruleset(best())
         self.flows = Conntrack()
         self.balancers = Balancers(self.rules, directory, self.flows)
         self.counts = BalancerCounts(self.balancers)

@@ -110,7 +110,8 @@ class JoinedElements(Mapping[str, str]):
 def shared_part() -> RulePart:
     """The slots, the chains of the algorithms, and the maps that all services fill."""
     chains: dict[str, tuple[str, ...]] = {
-        "mangle_balancer": tuple(f"ct state new {_TUPLE[family]} vmap @lb_guards{family}" for family in FAMILIES),
+        "mangle_balancer": ("ct state new jump lb_first",),
+        "lb_first": tuple(f"{_TUPLE[family]} vmap @lb_guards{family}" for family in FAMILIES),
         "dstnat_balancer": tuple(f"{_TUPLE[family]} vmap @lb_services{family}" for family in FAMILIES),
         "post_balancer": (
             "ct mark 0 return",
