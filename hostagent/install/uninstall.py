@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
+import json
 import re
 import shutil
 import subprocess
@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hostagent.drivers.network.links import is_of
+from hostagent.drivers.network.routes import PROTOCOL_ROUTES, RouteRecord
 from hostagent.install.accounts import remove_user
 from hostagent.install.commands import APT_SECONDS, CommandFailed, command
 from hostagent.install.install import Manifest
@@ -29,9 +31,9 @@ from hostagent.lib.paths import Paths
 from hostagent.protocol.enrol import Change, ChangeLine
 from hostagent.protocol.errors import AgentError
 
-LINK = re.compile(r"b[pq][0-9a-z]{12}|bw[ab][0-9a-f]{8}")
+LINK = re.compile(r"bp[0-9a-z]{12}|bw[ab][0-9a-f]{8}")
 _LEAVING = re.compile(r"^(?:Purg|Remv) (\S+)", re.MULTILINE)
-ROUTE_PROTOCOLS = ("190", "191")
+ROUTE_PROTOCOL = str(PROTOCOL_ROUTES)  # those of links go with them
 _STOP_SECONDS = 30.0
 
 
@@ -140,15 +142,31 @@ def stop_all(kind: str, paths: Paths) -> None:
             (units / f"{name}.json").unlink(missing_ok=True)
             hang_up()
             _wait_until_gone(name.removeprefix("bedplate-"))
-    for link in os.listdir("/sys/class/net"):  # noqa: PTH208 - names, not paths
-        if LINK.fullmatch(link):
-            command("ip", "link", "delete", link, check=False)
-    for protocol in ROUTE_PROTOCOLS:
-        for family in ("-4", "-6"):
-            command("ip", family, "route", "flush", "proto", protocol, check=False)
-    for family in ("inet", "arp"):
-        command("nft", "delete", "table", family, "bedplate", check=False)
+    remove_network(paths)
     _unmount(paths)
+
+
+def remove_network(paths: Paths) -> None:
+    """Links, routes and rules of this agent. Another agent's in the same network namespace stay, and with them the table."""
+    owner = paths.owner()
+    links = {link["ifname"]: link.get("ifalias", "") for link in json.loads(command("ip", "-json", "link"))}
+    all_agents = {name for name in links if LINK.fullmatch(name)}
+    ours = {name for name in all_agents if _is_ours(name, links[name], owner)}
+    for name in sorted(ours):
+        command("ip", "link", "delete", name, check=False)
+    destinations = RouteRecord(paths.routes).read()
+    for destination in sorted(destinations or ()):
+        family = "-6" if ":" in destination else "-4"
+        command("ip", family, "route", "delete", destination, "proto", ROUTE_PROTOCOL, check=False)
+    left = [command("ip", family, "route", "show", "proto", ROUTE_PROTOCOL, check=False) for family in ("-4", "-6")]
+    if all_agents == ours and not any(left):
+        for family in ("inet", "arp"):
+            command("nft", "delete", "table", family, "bedplate", check=False)
+
+
+def _is_ours(name: str, alias: str, owner: str) -> bool:
+    """A tunnel by its name, a machine's link by its alias; the peer of a veth goes with its link."""
+    return name.endswith(owner) if name.startswith("bw") else is_of(owner, alias)
 
 
 def _wait_until_gone(face: str) -> None:

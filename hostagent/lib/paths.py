@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,16 @@ class Paths:
     @property
     def metrics_socket(self) -> Path:
         return self.run / "metrics.sock"
+
+    def owner(self) -> str:
+        """What tells this agent's links from those of another in the same network namespace: of its machine id."""
+        machine_id = self.machine_id.read_text(encoding="ascii").strip() if self.machine_id.exists() else ""
+        return hashlib.sha256(machine_id.encode()).hexdigest()[:8]
+
+    @property
+    def routes(self) -> Path:
+        """Destinations of the routes that this agent has made."""
+        return self.state / "routes.json"
 
     @property
     def wanted(self) -> Path:

@@ -24,6 +24,7 @@ from hostagent.verbs.jobs import Job, Result
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RESERVED = frozenset({"sha256", "incoming", "disk"})
+_NOT_PROGRAMS = frozenset({"agent"})  # what else lies where artifacts are installed
 
 
 class ImageKind:
@@ -32,7 +33,8 @@ class ImageKind:
     def check(self, agent: Agent, document: ImageWanted) -> None:
         del agent
         names = [file.name for file in document.files]
-        if document.id in _RESERVED or len(set(names)) != len(names):
+        is_agents = document.purpose == "artifact" and document.id in _NOT_PROGRAMS
+        if is_agents or document.id in _RESERVED or len(set(names)) != len(names):
             raise AgentError("image.invalid", "a reserved id, or two files of one name", retryable=False)
         for file in document.files:
             path = PurePosixPath(file.name)
@@ -53,7 +55,6 @@ class ImageKind:
         return Succeeded(observed={"state": "present", "path": str(agent.paths.image_directory(document.id))})
 
     async def remove(self, agent: Agent, object_id: str, document: ImageWanted | None) -> None:
-        del document
         user = _user_of(agent, object_id)
         if user:
             raise AgentError("image.in_use", f"{object_id} is used by {user}", user=user)
@@ -61,6 +62,9 @@ class ImageKind:
         wanted = {file.sha256 for image in others for file in image.files}
         await asyncio.to_thread(_remove, agent.paths.image_directory(object_id), agent.paths.blobs, agent.paths.uploads, wanted)
         await asyncio.to_thread(imagedisk.remove_unwanted, agent.paths.image_disks, others)
+        if document is not None and document.purpose == "artifact":
+            programs = agent.paths.programs / document.id  # a process that runs one keeps it open
+            await asyncio.to_thread(shutil.rmtree, programs, ignore_errors=True)
 
     async def observe(self, agent: Agent, object_id: str, document: ImageWanted | None) -> Observed | None:
         directory = agent.paths.image_directory(object_id)

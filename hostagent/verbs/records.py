@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import logging
 from dataclasses import dataclass
 
 from hostagent.lib import files
@@ -13,6 +16,7 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import Generation
 
 _MAX_UID = (1 << 31) - 1
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,7 @@ class VmRecord:
     a newer one. `digest`: of what its process was started from, so that a document that needs a restart is told apart.
     `starts` counts starts, ever. `is_starting`: from before its process is made until the driver said that it runs; found on a
     running machine it means that an agent died in between, and only the driver knows whether the machine really runs.
-    `accelerator`: what its last start had, `kvm` or `tcg`; "" where there is no virtual CPU.
+    `accelerator`: what its last start had, `kvm` or `tcg`; "" where there is no virtual CPU. `nics`: whose links it was given.
     """
 
     uid_slot: int
@@ -34,13 +38,22 @@ class VmRecord:
     starts: int = 0
     is_starting: bool = False
     accelerator: str = ""
+    nics: tuple[str, ...] = ()
+
+
+UNKNOWN = -1  # `restarted` of a machine whose record was lost
 
 
 class Records:
+    """`broken`: machines whose record could not be read. Their uid range is told by the owner of their run directory: it must
+    not be given to another machine while theirs may run.
+    """
+
     def __init__(self, paths: Paths, uid_base: int) -> None:
         self._paths = paths
         self._uid_base = uid_base
         self._records: dict[str, VmRecord] = {}
+        self.broken: set[str] = set()
         self._load()
 
     def get(self, vm_id: str) -> VmRecord | None:
@@ -57,6 +70,14 @@ class Records:
             raise AgentError("host.uids_exhausted", "every uid range of this host is taken", retryable=False)
         record = VmRecord(uid_slot=slot)
         self.put(vm_id, record)
+        return record
+
+    def adopted(self, vm_id: str, restart_generation: int) -> VmRecord:
+        """`get_or_make`; of a machine whose record was lost it is taken that it was restarted as often as asked."""
+        record = self.get_or_make(vm_id)
+        if record.restarted == UNKNOWN:
+            record = dataclasses.replace(record, restarted=restart_generation)
+            self.put(vm_id, record)
         return record
 
     def put(self, vm_id: str, record: VmRecord) -> None:
@@ -82,4 +103,13 @@ class Records:
             try:
                 self._records[path.parent.name] = codec.decode(VmRecord, json.loads(path.read_bytes()))
             except (OSError, ValueError):
-                continue
+                self._recover(path.parent.name)
+
+    def _recover(self, vm_id: str) -> None:
+        """A lost record's uid range, from what its machine owns; without that nothing of it runs, and any range will do."""
+        self.broken.add(vm_id)
+        with contextlib.suppress(FileNotFoundError):
+            slot, rest = divmod(self._paths.vm_run_directory(vm_id).stat().st_uid - self._uid_base, UIDS_PER_MACHINE)
+            if slot >= 0 and rest == 0:
+                self._records[vm_id] = VmRecord(uid_slot=slot, restarted=UNKNOWN)
+        log.warning("the record of %s cannot be read; it goes on with what is seen of it", vm_id)

@@ -51,7 +51,7 @@ class VmKind:
     async def apply(self, agent: Agent, document: VmWanted, job: Job) -> Result:
         driver = driver_of(agent, document)
         seen = await driver.observe(document.id)
-        record = agent.records.get_or_make(document.id)
+        record = agent.records.adopted(document.id, document.restart_generation)
         if document.power == "stopped":
             return await self._stop(agent, driver, document, seen, job)
         if is_held(document, record, seen):
@@ -71,6 +71,7 @@ class VmKind:
         if document.home == "movable" and not agent.grants.holds(document.id, agent.monotonic()):
             raise AgentError("vm.no_grant", f"{document.id} may move and this host holds no grant for it")
         plan = await plan_of(agent, document, job)
+        await _drop_links(agent, document.id, document)
         record = agent.records.get_or_make(document.id)
         record = dataclasses.replace(
             record,
@@ -81,6 +82,7 @@ class VmKind:
             starts=record.starts + 1,
             is_starting=True,
             accelerator=_accelerator(driver, plan),
+            nics=tuple(nic.id for nic in document.nics),
         )
         agent.records.put(document.id, record)
         job.step = "start"
@@ -93,7 +95,8 @@ class VmKind:
     ) -> Result:
         if seen is not None and seen.state == "running":
             job.step = "stop"
-            await driver.apply(_stopped(await plan_of(agent, document, job)))
+            await driver.apply(_plan_to_stop(agent, document))
+        await _drop_links(agent, document.id, document)
         record = agent.records.get_or_make(document.id)
         stopped = dataclasses.replace(record, restarted=document.restart_generation, held=None, is_starting=False)
         agent.records.put(document.id, stopped)
@@ -103,10 +106,7 @@ class VmKind:
         for driver in agent.drivers.machines.values():
             if (document is not None and document.driver == driver.traits.name) or object_id in await driver.vm_ids():
                 await driver.remove(object_id)
-        nics = document.nics if document else ()
-        for wanted in nics:
-            await agent.drivers.links.remove(interface_name(wanted.id))
-        await firewall.dismiss(agent, (wanted.id for wanted in nics))
+        await _drop_links(agent, object_id, document, is_gone=True)
         agent.paths.vm_log(object_id).unlink(missing_ok=True)
         shutil.rmtree(agent.paths.vm_run_directory(object_id), ignore_errors=True)
         agent.records.drop(object_id)
@@ -267,6 +267,37 @@ async def _mend_links(agent: Agent, document: VmWanted) -> None:
         found = await agent.drivers.links.observe(plan)
         if found is not None and not found.is_complete:
             await agent.drivers.links.apply(plan)
+
+
+async def _drop_links(agent: Agent, vm_id: str, document: VmWanted | None, *, is_gone: bool = False) -> None:
+    """Remove the links that its process was started with and its document has no more; when it `is_gone`, all."""
+    wanted = {nic.id for nic in document.nics} if document else set()
+    record = agent.records.get(vm_id)
+    made = set(record.nics) if record else set()
+    elsewhere = {nic.id for vm in agent.documents.all("vm") if vm.id != vm_id for nic in vm.nics}
+    dropped = sorted((made | wanted if is_gone else made - wanted) - elsewhere)
+    for nic_id in dropped:
+        await agent.drivers.links.remove(interface_name(nic_id))
+    if dropped:
+        await firewall.dismiss(agent, dropped)
+
+
+def _plan_to_stop(agent: Agent, document: VmWanted) -> MachinePlan:
+    """What a driver needs to end a machine: nothing that could be missing, so a machine whose disk is lost can be stopped."""
+    uid = agent.records.uid(document.id)
+    return MachinePlan(
+        vm=dataclasses.replace(document, power="stopped"),
+        disks=(),
+        nics=(),
+        image_directory=Path(os.devnull),
+        run_directory=agent.paths.vm_run_directory(document.id),
+        state_directory=agent.paths.vm_directory(document.id),
+        log_path=agent.paths.vm_log(document.id),
+        uid=uid,
+        gid=uid,
+        uid_count=UIDS_PER_MACHINE,
+        seed=render_seed(document.id, document.seed, document.nics),
+    )
 
 
 def _stopped(plan: MachinePlan) -> MachinePlan:

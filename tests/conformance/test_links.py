@@ -12,6 +12,8 @@ from hostagent.drivers.network.fake import FakeLinks, FakeRoutes
 from hostagent.drivers.network.links import LinkSet
 from hostagent.drivers.network.protocol import LinkDriver, LinkPlan, RouteDriver, RoutePlan, interface_name, peer_name
 from hostagent.drivers.network.routes import RouteSet
+from hostagent.install.uninstall import remove_network
+from hostagent.lib.paths import Paths
 from hostagent.protocol.wanted import Generation, NetworkWanted, NicWanted, RouteWanted
 
 REAL = pytest.param("real", marks=pytest.mark.caps("root", "netns"))
@@ -217,3 +219,40 @@ class TestKernel:
                     subprocess.run(["ping", "-c1", "-W5", address], check=True, capture_output=True, timeout=10)
             finally:
                 guest.kill()
+
+    async def test_two_agents_in_one_namespace_touch_only_their_own(self, tmp_path):
+        """Two gateways of two deployments on one machine: what one applies or takes away is not the other's."""
+        make_data_network()
+        paths = [dataclasses.replace(Paths.under(tmp_path / name), machine_id=tmp_path / f"{name}.id") for name in "ab"]
+        for number, path in enumerate(paths):
+            path.machine_id.write_text(f"{number}" * 32)
+        nics = [dataclasses.replace(NIC, id=f"nic_00000000000{n}", ipv4=f"10.93.{n}.2", ipv6=f"fd00:93::{n}:2") for n in (1, 2)]
+        for number, (path, nic) in enumerate(zip(paths, nics, strict=True), start=1):
+            await LinkSet(path.owner()).apply(LinkPlan(nic=nic, kind="tap", interface=interface_name(nic.id), uid=1))
+            away = RouteWanted(destination_cidr=f"10.94.{number}.0/24", via="192.0.2.2")
+            refused = f"10.95.{number}.0/24"
+            document = NetworkWanted(id="routes", generation=ONE, routes=(away,), unreachable_cidrs=(refused,))
+            seen = await RouteSet(record=path.routes).apply(RoutePlan(wanted=document))
+            assert (seen.routes, seen.unreachable_cidrs) == ((away,), (refused,))
+        first, second = paths
+        assert await LinkSet(first.owner()).interfaces() == (interface_name(nics[0].id),)
+        subprocess.run(["nft", "add table inet bedplate"], check=True)
+
+        remove_network(first)
+
+        assert [name for name in interfaces() if name.startswith("bp")] == [interface_name(nics[1].id)]
+        assert "10.94.2.0/24" in (left := ip("route", "show", "proto", "191"))
+        assert "unreachable 10.95.2.0/24" in left
+        assert "10.94.1.0/24" not in left
+        assert "10.95.1.0/24" not in left
+        assert "inet bedplate" in subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+
+        remove_network(second)
+
+        assert [name for name in interfaces() if name.startswith("bp")] == []
+        assert ip("route", "show", "proto", "191") == ""
+        assert subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout == ""
+
+
+def interfaces() -> list[str]:
+    return [link["ifname"] for link in json.loads(ip("-json", "link"))]

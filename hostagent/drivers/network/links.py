@@ -27,8 +27,22 @@ NAME = re.compile(r"bp[0-9a-z]{12}")
 KINDS = frozenset({"tun", "veth"})
 
 
+def alias_of(nic_id: str, owner: str) -> str:
+    return f"bedplate {nic_id} {owner}".rstrip()
+
+
+def is_of(owner: str, alias: str) -> bool:
+    """Whether a link is this agent's by its alias; one that names no owner is whoever's asks."""
+    return alias.split(" ")[2:] in ([], [owner])
+
+
 class LinkSet:
+    """`owner` tells this agent's links from those of another in the same network namespace."""
+
     traits = LinkTraits(name="links", kinds=frozenset({"tap", "veth"}))
+
+    def __init__(self, owner: str = "") -> None:
+        self._owner = owner
 
     def render(self, plan: LinkPlan) -> LinkRendered:
         name, nic = plan.interface, plan.nic
@@ -37,7 +51,7 @@ class LinkSet:
             first = (("name", name), ("uid", plan.uid), ("queues", plan.queues))
         else:
             first = (("name", name), ("peer", plan.peer), ("peer_mac", nic.mac))
-        link = (("name", name), ("mac", HOST_MAC), ("mtu", nic.mtu_bytes), ("alias", f"bedplate {nic.id}"))
+        link = (("name", name), ("mac", HOST_MAC), ("mtu", nic.mtu_bytes), ("alias", alias_of(nic.id, self._owner)))
         requests: list[Request] = [("tap_add" if plan.kind == "tap" else "veth_add", first)]
         requests += [("sysctl", (("key", key), ("value", value))) for key, value in _sysctls(name)]
         requests.append(("link_set", link))
@@ -71,7 +85,8 @@ class LinkSet:
 
     async def interfaces(self) -> tuple[str, ...]:
         async with opened() as netlink:
-            return tuple(link.name for link in await netlink.links() if NAME.fullmatch(link.name) and link.kind in KINDS)
+            ours = [link for link in await netlink.links() if NAME.fullmatch(link.name) and link.kind in KINDS]
+            return tuple(link.name for link in ours if is_of(self._owner, link.alias))
 
     async def _drop_other_kind(self, netlink: Netlink, plan: LinkPlan) -> None:
         link = await netlink.link(plan.interface)

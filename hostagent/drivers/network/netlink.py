@@ -37,6 +37,7 @@ class Link:
     mac: str
     mtu_bytes: int
     is_up: bool
+    alias: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class Netlink:
                     mac=message.get_attr("IFLA_ADDRESS") or "",
                     mtu_bytes=message.get_attr("IFLA_MTU") or 0,
                     is_up=bool(message["flags"] & 1),
+                    alias=message.get_attr("IFLA_IFALIAS") or "",
                 )
             )
         return found
