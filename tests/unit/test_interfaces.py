@@ -24,6 +24,7 @@ model list show validate import
 endpoint create list show scale update logs delete
 route create list show set delete
 key create list revoke
+bench load limit regress
 operation list show wait
 event tail
 incident list show resolve

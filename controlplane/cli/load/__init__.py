@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible URL: what is asked, how it is sent, what it took, what it means."""
