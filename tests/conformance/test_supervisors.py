@@ -11,6 +11,7 @@ import pytest
 from hostagent.drivers.supervisor.fake import FakeSupervisor
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
 from hostagent.drivers.supervisor.systemd import SystemdSupervisor
+from hostagent.lib.paths import Paths
 from hostagent.lib.wait import until
 from tests.conformance.conftest import Daemon
 
@@ -77,3 +78,16 @@ async def test_a_removed_unit_is_forgotten(supervisor):
     assert await supervisor.observe(SLEEP.name) is None
     assert await supervisor.names() == ()
     await supervisor.remove(SLEEP.name)
+
+
+async def test_what_a_unit_says_is_appended_to_its_log(supervisor: SupervisorDriver, paths: Paths) -> None:
+    if isinstance(supervisor, FakeSupervisor):
+        pytest.skip("its processes say nothing")
+    log = paths.log / "volume" / "one.log"
+    said = UnitWanted(name="vm-vm_2", argv=("/bin/sh", "-c", "echo $0; exec sleep 600", "a word"), log_path=log)
+    await supervisor.apply(said)
+
+    async def is_there() -> bool:
+        return log.exists() and log.read_text() == "a word\n"
+
+    assert await until(is_there, seconds=20), "also where the directory was not there"

@@ -53,6 +53,7 @@ class SystemdSupervisor:
             await self.remove(wanted.name)
         if not os.access(wanted.argv[0], os.X_OK):
             raise AgentError("supervisor.start_failed", f"{wanted.name}: there is no {wanted.argv[0]}", retryable=False)
+        wanted.log_path.parent.mkdir(parents=True, exist_ok=True)  # systemd makes the file, not the directory (209/STDOUT)
         finished = await run(*self.render(wanted).argv, deadline_seconds=START_SECONDS, check=False)
         if finished.returncode:
             shown = await run("systemctl", "show", "--property=Result,ExecMainStatus", PREFIX + wanted.name + SUFFIX)
