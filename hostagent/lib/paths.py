@@ -31,6 +31,10 @@ class Paths:
         return self.run / "agent.sock"
 
     @property
+    def grants(self) -> Path:
+        return self.run / "grants.json"
+
+    @property
     def metrics_socket(self) -> Path:
         return self.run / "metrics.sock"
 

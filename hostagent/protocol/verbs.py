@@ -67,6 +67,24 @@ class Subject:
     id: str
 
 
+GRANT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """These movable machines may run until GRANT_SECONDS after `stamp`, which the host gave out; "" asks for one only."""
+
+    ids: tuple[str, ...] = ()
+    stamp: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """`stamp`: for the next grant; it says when this answer was given, by the host's clock of this boot."""
+
+    stamp: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectObserved:
     """None: the host has neither the object nor a document of it."""
@@ -136,6 +154,7 @@ BODY: dict[str, type] = {
     "host.reboot": Reboot,
     "host.uninstall": Uninstall,
     "stream.open": StreamRequest,
+    "vm.grant": Grant,
     "events.subscribe": Cursor,
     **ENSURE,
     **dict.fromkeys(PURGE, wanted.Purge),
@@ -147,6 +166,7 @@ ANSWER: dict[str, type] = {
     "host.reboot": Nothing,
     "host.uninstall": Nothing,
     "stream.open": StreamTicket,
+    "vm.grant": Granted,
     "events.subscribe": Cursor,
     **dict.fromkeys(ENSURE, results.Outcome),
     **dict.fromkeys(PURGE, results.Outcome),

@@ -19,9 +19,9 @@ from hostagent.lib.process import Incarnation, open_pidfd
 from hostagent.protocol import codec
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Failed
-from hostagent.protocol.wanted import Observed
+from hostagent.protocol.wanted import Observed, VmWanted
 from hostagent.serve.metrics import Metrics
-from hostagent.verbs import host, lifecycle
+from hostagent.verbs import host, lifecycle, vm
 from hostagent.verbs.context import Agent
 from hostagent.verbs.documents import Key
 from hostagent.verbs.jobs import Job, Result
@@ -145,6 +145,8 @@ class Keeper:
         if document is None:
             self._forget(key)
             return
+        if isinstance(document, VmWanted) and await self._is_fenced(document, observed):
+            return
         now, patience = self._agent.monotonic(), self._patience.setdefault(key, Patience())
         if not self._agent.documents.is_purged(*key) and kind.is_settled(document, observed):
             patience.settled(now)
@@ -153,6 +155,23 @@ class Keeper:
         self._metrics.drifted[key] = f"{observed.state if observed else 'absent'}, wanted at {document.generation}"
         if now >= patience.not_before:
             await self._start(key, kind, patience, now)
+
+    async def _is_fenced(self, document: VmWanted, observed: Observed | None) -> bool:
+        """End a movable machine whose grant is over, and look again when the present one will be."""
+        grants, now = self._agent.grants, self._agent.monotonic()
+        if document.home != "movable" or observed is None or observed.state != "running":
+            return False
+        if grants.holds(document.id, now):
+            left = grants.until[document.id] - now
+            asyncio.get_running_loop().call_later(left, self.poke, ("vm", document.id))
+            return False
+        if self._agent.jobs.current(("vm", document.id)) is not None:
+            return False  # its end pokes us
+        logger.warning("the grant of %s is over: it is ended here", document.id)
+        async with self._agent.admission.hold(("vm", document.id)):
+            await vm.KIND.fence(self._agent, document)
+        self.poke(("vm", document.id))
+        return True
 
     async def _start(self, key: Key, kind: lifecycle.Kind, patience: Patience, now: float) -> None:
         async with self._agent.admission.hold(key):

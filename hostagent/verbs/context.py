@@ -20,19 +20,10 @@ from hostagent.lib.seal import HostSealer
 from hostagent.protocol.facts import HostFacts, KvmFact
 from hostagent.verbs.documents import Documents, Key
 from hostagent.verbs.eventlog import EventLog
+from hostagent.verbs.grants import Grants
 from hostagent.verbs.jobs import Jobs
 from hostagent.verbs.records import Records
 from hostagent.verbs.tickets import Tickets
-
-
-@dataclass(slots=True, kw_only=True)
-class Grants:
-    """Which movable machines may run here and until when (monotonic seconds). Held in memory: a restart holds none."""
-
-    until: dict[str, float] = field(default_factory=dict)
-
-    def holds(self, vm_id: str, now: float) -> bool:
-        return self.until.get(vm_id, 0.0) > now
 
 
 async def _no_kvm() -> KvmFact:
@@ -86,6 +77,8 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
     documents = Documents(paths, HostSealer(paths.host_key))
     await documents.load()
     rules = Ruleset(drivers.rules)
+    grants = Grants()
+    grants.load(paths)
     balancers = Balancers(rules, paths.state / "balancer", drivers.flows)
     return Agent(
         paths=paths,
@@ -96,6 +89,7 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
         events=events,
         jobs=Jobs(events),
         tickets=Tickets(),
+        grants=grants,
         rules=rules,
         balancers=balancers,
         balancer_counts=BalancerCounts(balancers),

@@ -21,6 +21,7 @@ def verbs() -> dict[str, Verb]:
         address,
         facts,
         firewall,
+        grants,
         host,
         image,
         loadbalancer,
@@ -39,6 +40,7 @@ def verbs() -> dict[str, Verb]:
         "host.reboot": host.reboot,
         "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
+        "vm.grant": grants.grant,
     }
     for module in (image, volume, nic, network, vm, firewall, tunnel, address, loadbalancer, notices):
         name = module.__name__.rpartition(".")[2]

@@ -90,6 +90,10 @@ class VmKind:
         agent.records.put(document.id, dataclasses.replace(record, is_starting=False))
         return _running(agent, seen)
 
+    async def fence(self, agent: Agent, document: VmWanted) -> None:
+        """End it at once: it may be started elsewhere from now on."""
+        await driver_of(agent, document).remove(document.id)
+
     async def _stop(
         self, agent: Agent, driver: MachineDriver, document: VmWanted, seen: MachineObserved | None, job: Job
     ) -> Result:

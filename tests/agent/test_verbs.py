@@ -282,17 +282,6 @@ async def test_documents_are_read_again(host: FakeHost, links: FakeLinks, tmp_pa
     assert any(line == f"vm {VM} broken" for line in await broken.leftovers())
 
 
-async def test_a_movable_machine_needs_a_grant(host: FakeHost, links: FakeLinks, tmp_path: Path):
-    await running_vm(links, tmp_path)
-    document = replace(vm_wanted(TWO), home="movable", restart_generation=1)
-    result = await links.ensure("h", document)
-    assert isinstance(result, Failed)
-    assert (result.code, result.retryable) == ("vm.no_grant", True)
-    assert await state_of(links) != "running"
-    host.agent.grants.until[VM] = host.agent.monotonic() + 60
-    assert isinstance(await links.ensure("h", document), Succeeded)
-
-
 async def test_a_crashing_machine_is_tried_ever_more_slowly(host: FakeHost, links: FakeLinks, tmp_path: Path):
     await running_vm(links, tmp_path)
     now = 1000.0
