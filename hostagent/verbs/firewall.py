@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from hostagent.drivers.network.conntrack import Flow
 from hostagent.drivers.network.firewall import Parts
-from hostagent.drivers.network.firewall_sets import LAST_PORT, TCP, UDP
+from hostagent.drivers.network.firewall_sets import LAST_PORT, MAX_BOXES, TCP, UDP, TooManyBoxes
 from hostagent.drivers.network.firewall_table import firewall_boxes, revoked_key
 from hostagent.drivers.network.protocol import RulePart
 from hostagent.protocol.errors import AgentError
@@ -25,7 +25,6 @@ from hostagent.verbs.documents import check_id
 from hostagent.verbs.jobs import Job, Result
 
 POLICY = "policy"
-MAX_ELEMENTS = 20_000
 
 
 class FirewallKind:
@@ -42,10 +41,11 @@ class FirewallKind:
                     ipaddress.ip_address(address)
         except ValueError as error:
             raise AgentError("firewall.invalid", str(error), retryable=False) from error
-        elements = sum(len(found) for found in firewall_boxes(document).values())
-        if elements > MAX_ELEMENTS:
-            message = f"the rules make {elements} elements of sets, {MAX_ELEMENTS} are possible"
-            raise AgentError("firewall.too_large", message, retryable=False)
+        try:
+            firewall_boxes(document)
+        except TooManyBoxes as error:
+            message = f"the rules overlap in so many ways that they make over {MAX_BOXES} elements of sets"
+            raise AgentError("firewall.too_large", message, retryable=False) from error
 
     async def apply(self, agent: Agent, document: FirewallWanted, job: Job) -> Result:
         job.step = "rules"

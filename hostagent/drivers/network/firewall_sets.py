@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from hostagent.protocol.network import FirewallProtocol, FirewallRuleWanted
 
+MAX_BOXES = 20_000
 LAST_PORT = 65_535
 LAST_PROTOCOL = 255
 TCP, UDP = 6, 17
@@ -30,12 +31,17 @@ class Box(NamedTuple):
     addresses: Range
 
 
-def boxes(rules: Iterable[FirewallRuleWanted], version: Version) -> tuple[Box, ...]:
-    """Sorted, without overlap, neighbours joined."""
+class TooManyBoxes(ValueError):
+    """Rules overlap in so many ways that the kernel's sets would be too large."""
+
+
+def boxes(rules: Iterable[FirewallRuleWanted], version: Version, *, limit: int = MAX_BOXES) -> tuple[Box, ...]:
+    """Sorted, without overlap, neighbours joined. Raises TooManyBoxes before it has spent much on them."""
     chosen = tuple(rules)
     layers: list[tuple[Range, tuple[tuple[Range, tuple[Range, ...]], ...]]] = []
     for protocols in _protocols(version):
-        layer = _ports(tuple(rule for rule in chosen if _means(rule.protocol, protocols[0], version)), protocols[0], version)
+        meant = tuple(rule for rule in chosen if _means(rule.protocol, protocols[0], version))
+        layer = _ports(meant, protocols[0], version, limit)
         if layers and layers[-1][1] == layer and layers[-1][0][1] + 1 == protocols[0]:
             layers[-1] = ((layers[-1][0][0], protocols[1]), layer)
         else:
@@ -90,21 +96,27 @@ def _means(protocol: FirewallProtocol, number: int, version: Version) -> bool:
     return protocol == "any" or {"tcp": TCP, "udp": UDP, "icmp": ICMP[version]}[protocol] == number
 
 
-def _ports(rules: Sequence[FirewallRuleWanted], protocol: int, version: Version) -> tuple[tuple[Range, tuple[Range, ...]], ...]:
+def _ports(
+    rules: Sequence[FirewallRuleWanted], protocol: int, version: Version, limit: int
+) -> tuple[tuple[Range, tuple[Range, ...]], ...]:
     """(ports, far addresses) from low to high for one protocol; ports between rules' edges are alike."""
     spans = [_span(rule) if protocol in (TCP, UDP) else (0, LAST_PORT) for rule in rules]
     cuts = sorted({first for first, _ in spans} | {last + 1 for _, last in spans})
+    far = [addresses_of(rule.cidrs, version) for rule in rules]
     cache: dict[tuple[int, ...], tuple[Range, ...]] = {}
     found: list[tuple[Range, tuple[Range, ...]]] = []
     for first, end in itertools.pairwise(cuts):
         covering = tuple(index for index, span in enumerate(spans) if span[0] <= first <= span[1])
         if covering not in cache:
-            cache[covering] = addresses_of((cidr for index in covering for cidr in rules[index].cidrs), version)
+            cache[covering] = merged(one for index in covering for one in far[index])
         ranges = cache[covering]
         if found and found[-1][1] == ranges and found[-1][0][1] + 1 == first:
             found[-1] = ((found[-1][0][0], end - 1), ranges)
         elif ranges:
             found.append(((first, end - 1), ranges))
+            limit -= len(ranges)
+            if limit < 0:
+                raise TooManyBoxes
     return tuple(found)
 
 
