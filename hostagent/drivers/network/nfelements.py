@@ -53,7 +53,7 @@ def _bodies(name: str, spec: SetSpec, pairs: Mapping[str, str], kind: int) -> It
     head = attribute(LIST_TABLE, _text(TABLE)) + attribute(LIST_SET, _text(name))
     listed = bytearray()
     for key, value in pairs.items():
-        listed += attribute(LIST_ELEM | NESTED, _element(spec, key, value if kind == MSG_NEWSETELEM else "", is_interval))
+        listed += _nested(_element(spec, key, value if kind == MSG_NEWSETELEM else "", is_interval))
         if len(listed) > LIST_BYTES:
             yield head + attribute(LIST_ELEMENTS | NESTED, bytes(listed))
             listed.clear()
@@ -63,7 +63,7 @@ def _bodies(name: str, spec: SetSpec, pairs: Mapping[str, str], kind: int) -> It
 
 def _element(spec: SetSpec, key: str, value: str, is_interval: bool) -> bytes:
     first, last = _range(spec.key, key)
-    body = attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, first))
+    body = _head(ELEM_KEY | NESTED, len(first)) + first + b"\0" * (-len(first) % 4)
     if is_interval:
         body += attribute(ELEM_KEY_END | NESTED, attribute(DATA_VALUE, last))
     elif first != last:
@@ -75,6 +75,23 @@ def _element(spec: SetSpec, key: str, value: str, is_interval: bool) -> bytes:
     if spec.data == ("name",):
         return body + attribute(ELEM_OBJREF, _text(value.strip('"')))
     return body + _data(spec.data, value)
+
+
+@lru_cache(maxsize=64)
+def _head(kind: int, size: int) -> bytes:
+    """What stands before a value of `size` bytes in an attribute that holds nothing else."""
+    padded = (size + 3) & ~3
+    return attribute(kind, attribute(DATA_VALUE, bytes(padded)))[:4] + attribute(DATA_VALUE, bytes(size))[:4]
+
+
+@lru_cache(maxsize=64)
+def _element_head(size: int) -> bytes:
+    return attribute(LIST_ELEM | NESTED, bytes(size))[:4]
+
+
+def _nested(element: bytes) -> bytes:
+    """As one of a list. Elements end at multiples of four bytes."""
+    return _element_head(len(element)) + element
 
 
 @lru_cache(maxsize=1024)
