@@ -166,6 +166,9 @@ class NetworkSettings(Section):
     rotate_keys_days: int = Field(
         default=90, ge=0, le=3650, description="Tunnel keys older than this are rotated by themselves; 0: only when asked."
     )
+    notices_port: int = Field(
+        default=8702, ge=1, le=65535, description="UDP port on which hosts tell edge hosts of ended machines."
+    )
     infrastructure_cidrs: list[IPv4Network | IPv6Network] = Field(
         default_factory=list,
         description="Prefixes (a JSON list) that no VM may reach: management networks, the control plane. Hosts' own "

@@ -6,6 +6,8 @@ another row does not open. A database dump alone opens nothing.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 
 from cryptography.exceptions import InvalidTag
@@ -27,10 +29,15 @@ class Sealer:
         if len(master_key) != KEY_BYTES:
             raise ValueError(f"a master key has {KEY_BYTES} bytes, not {len(master_key)}")
         self._cipher = AESGCM(master_key)
+        self._master_key = master_key
 
     def seal(self, plain: bytes, *, context: str) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
         return _VERSION + nonce + self._cipher.encrypt(nonce, plain, context.encode())
+
+    def derive(self, *, context: str) -> bytes:
+        """32 bytes that only holders of the master key can make; the same for the same context."""
+        return hmac.new(self._master_key, b"derive:" + context.encode(), hashlib.sha256).digest()
 
     def open(self, sealed: bytes, *, context: str) -> bytes:
         """The plain bytes; raises SealBroken."""

@@ -13,10 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core import json
 from controlplane.core.json import Json
+from controlplane.core.sealing import Sealer
 from controlplane.kernel import service as kernel
 from controlplane.models.host import Host
 from controlplane.models.host_document import HostDocument
 from hostagent.protocol import codec
+from hostagent.protocol.network import NoticesWanted
 from hostagent.protocol.verbs import ENSURE
 from hostagent.protocol.wanted import Generation
 
@@ -56,8 +58,8 @@ async def plan(session: AsyncSession, host_id: str, kind: str, document: Any) ->
 
 async def withdraw(
     session: AsyncSession, kind: str, object_id: str, *, keep: Collection[str] = (), is_final: bool = False
-) -> None:
-    """Take the document off every host but those of `keep`. `is_final`: the object is gone for good."""
+) -> bool:
+    """Take the document off every host but those of `keep`; True when one had it. `is_final`: the object is gone for good."""
     here = and_(HostDocument.kind == kind, HostDocument.object_id == object_id, HostDocument.host_id.not_in(list(keep)))
     values: dict[str, Any] = {
         "is_wanted": False,
@@ -68,8 +70,10 @@ async def withdraw(
     }
     is_news = HostDocument.is_wanted if not is_final else HostDocument.is_final.is_(False)
     rows = await session.scalars(update(HostDocument).where(here, is_news).values(**values).returning(HostDocument.host_id))
-    for host_id in sorted(rows):
+    host_ids = sorted(rows)
+    for host_id in host_ids:
         await kernel.start(session, PROGRAM, host_id, host_id=host_id)
+    return bool(host_ids)
 
 
 async def pending(session: AsyncSession, kind: str, object_id: str) -> Sequence[HostDocument]:
@@ -90,8 +94,7 @@ async def is_carried_out(session: AsyncSession, kind: str, object_id: str) -> bo
 
 async def missing_on(session: AsyncSession, host_id: str, objects: Collection[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     """Which of the (kind, object id) the host has not carried out in their present form."""
-    is_done = or_(HostDocument.applied_generation == HostDocument.generation, HostDocument.failure == "verb.unknown")
-    here = HostDocument.host_id == host_id, is_done
+    here = HostDocument.host_id == host_id, HostDocument.applied_generation == HostDocument.generation
     query = select(HostDocument.kind, HostDocument.object_id).where(*here, HostDocument.is_wanted)
     applied = {(row[0], row[1]) for row in await session.execute(query)}
     return sorted(set(objects) - applied)
@@ -101,6 +104,17 @@ def restored(row: HostDocument, epoch: int) -> Any:
     """The wanted document of a row, with its generation."""
     document = codec.decode(ENSURE[f"{row.kind}.ensure"], {**row.document, "generation": {"epoch": 0, "number": 0}})
     return replace(document, generation=Generation(epoch=epoch, number=row.generation))
+
+
+def keyed(document: NoticesWanted, sealer: Sealer) -> NoticesWanted:
+    """With the keys of each pair of hosts, the same on both sides, derived from the master key."""
+    peers = tuple(replace(peer, key=_pair_key(sealer, document.host_id, peer.host_id)) for peer in document.peers)
+    return replace(document, peers=peers)
+
+
+def _pair_key(sealer: Sealer, one: str, other: str) -> str:
+    first, second = sorted((one, other))
+    return sealer.derive(context=f"notices:{first}:{second}").hex()
 
 
 def _body(document: Any) -> dict[str, Json]:

@@ -37,6 +37,7 @@ from controlplane.resources.image.program import ImageCopyProgram, ImageProgram
 from controlplane.resources.image.schemas import ImageManifest
 from controlplane.resources.image.store import ImageStore
 from controlplane.resources.loadbalancer.program import LoadbalancerProgram
+from controlplane.resources.loadbalancer.reconcile import NoticesReconciler
 from controlplane.resources.network import service as networks
 from controlplane.resources.network.reconcile import HostRoutesReconciler, HostTunnelReconciler, RoutesReconciler
 from controlplane.resources.network.schemas import NetworkCreate
@@ -59,6 +60,7 @@ PROGRAMS = (
     PolicyReconciler,
     AddressReconciler,
     LoadbalancerProgram,
+    NoticesReconciler,
 )
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE1lPw9bTVZkMOyUaCvAlGWYmLKVKwXuNvUSqxb0iTMx test"
 

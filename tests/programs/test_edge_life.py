@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import func, select
@@ -273,6 +273,34 @@ async def test_an_ejection_ends_by_itself_and_a_removed_backend_is_remembered(ed
             return states() == ["active", "removed"]
 
         await fleet.until(is_removed, "listed as removed, so that its leaving moves nobody else's flows")
+
+
+async def test_edges_and_hosts_of_backends_hear_of_each_other(edges: Edges) -> None:
+    """With a key that both have and no table holds; what is not balanced any more is not listened to."""
+    fleet = edges.fleet
+    async with fleet.running():
+        await two_vms(edges)
+        lb_id = await edges.balancer(backends=[{"vm": "one"}, {"vm": "two"}], network="net")
+        await edges.until_held("notices", "notices", ["a", "b", "e", "f"])
+
+        def told(name: str) -> dict[str, Any]:
+            peers = edges.hosts[name].of("notices", "notices").peers
+            names = {host.id: name for name, host in edges.hosts.items()}
+            return {names[peer.host_id]: peer for peer in peers}
+
+        async def is_whole() -> bool:
+            return all(set(told(name)) == set(others) for name, others in {"a": "ef", "b": "ef", "e": "ab", "f": "ab"}.items())
+
+        await fleet.until(is_whole, "every pair told")
+        here, there = told("a")["e"], told("e")["a"]
+        assert (here.key, here.sends, here.accepts) == (there.key, there.accepts, ())
+        assert len(bytes.fromhex(here.key)) == 32
+        assert len({told("a")[name].key for name in "ef"} | {told("b")[name].key for name in "ef"}) == 4
+        async with fleet.database.session() as session:
+            rows = await session.scalars(select(HostDocument.document).where(HostDocument.kind == "notices"))
+            assert {peer["key"] for row in rows for peer in cast("Any", row)["peers"]} == {""}
+        await edges.change(Loadbalancer, lb_id, loadbalancers.remove)
+        await edges.until_held("notices", "notices", [])
 
 
 async def test_a_deleted_machine_is_no_backend(edges: Edges) -> None:

@@ -37,7 +37,7 @@ def test_law_1_a_noun_has_the_usual_files(noun):
     assert files - STANDARD - MORE.get(noun, set()) == set(), "give it one of the usual names, or say here why not"
     if "routes" in files:
         assert {"schemas", "errors"} <= files
-    assert not {"program", "reconcile"} <= files or noun in {"endpoint", "image", "vm", "host", "replica"}
+    assert not {"program", "reconcile"} <= files or noun in {"loadbalancer", "endpoint", "image", "vm", "host", "replica"}
 
 
 @pytest.mark.parametrize("noun", NOUNS)

@@ -34,7 +34,7 @@ from controlplane.resources.host import queries
 from controlplane.resources.host.service import PREFLIGHT_PROGRAM
 from controlplane.resources.tunnel.queries import prefixes_of
 from controlplane.settings import NetworkSettings
-from hostagent.protocol.network import PolicyWanted
+from hostagent.protocol.network import NoticesWanted, PolicyWanted
 from hostagent.protocol.results import Succeeded
 from hostagent.protocol.verbs import ENSURE
 from hostagent.protocol.wanted import Generation
@@ -127,7 +127,10 @@ class HostDocumentsReconciler(Reconciler[Host, HostLinks]):
         hosts = self.world.hosts
         try:
             if row.is_wanted:
-                result = await hosts.ensure(self.subject_id, documents.restored(row, now_epoch))
+                document = documents.restored(row, now_epoch)
+                if isinstance(document, NoticesWanted):
+                    document = documents.keyed(document, self.world.sealer)
+                result = await hosts.ensure(self.subject_id, document)
             else:
                 generation = Generation(epoch=now_epoch, number=row.generation)
                 result = await hosts.purge(self.subject_id, row.kind, row.object_id, generation)
@@ -188,7 +191,11 @@ async def plan_policy(session: AsyncSession, settings: NetworkSettings, *, only:
     infrastructure = infrastructure_cidrs(list(await session.scalars(select(Host))), settings, own)
     private = (str(pool.ipv4_cidr), str(pool.ipv6_cidr)) if pool is not None else ()
     wanted = PolicyWanted(
-        id=POLICY, generation=documents.UNPLANNED, infrastructure_cidrs=infrastructure, private_cidrs=tuple(sorted(private))
+        id=POLICY,
+        generation=documents.UNPLANNED,
+        infrastructure_cidrs=infrastructure,
+        private_cidrs=tuple(sorted(private)),
+        is_enforced=True,
     )
     query = select(Host.id).where(Host.state == "ready", Host.roles.overlap(["compute", "edge"])).order_by(Host.id)
     for host_id in await session.scalars(query.where(Host.id == only) if only else query):

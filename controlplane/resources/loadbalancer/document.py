@@ -27,6 +27,7 @@ from controlplane.resources.loadbalancer.service import backends_of
 from hostagent.protocol.network import BackendWanted, CircuitWanted, ListenerWanted, LoadBalancerWanted, ProbeWanted
 
 KIND = "loadbalancer"
+NOTICES = "notices"
 State = Literal["active", "draining", "ejected", "removed"]
 
 
@@ -42,9 +43,9 @@ async def plan(session: AsyncSession, row: Loadbalancer, now: datetime) -> list[
     machines = await machines_of(session, row.id)
     await _open_ports(session, row, listeners, machines)
     wanted = document(row, await vips_of(session, row.id), listeners, machines)
-    for host_id in edges:
-        await documents.plan(session, host_id, KIND, for_edge(wanted, host_id))
-    await documents.withdraw(session, KIND, row.id, keep=edges)
+    changed = [await documents.plan(session, host_id, KIND, for_edge(wanted, host_id)) for host_id in edges]
+    if await documents.withdraw(session, KIND, row.id, keep=edges) or any(changed):
+        await kernel.start(session, NOTICES, "all")
     for address_id in await session.scalars(select(Address.id).where(Address.loadbalancer_id == row.id)):
         await _look_when_moved(session, address_id, edges)
     return edges
