@@ -177,7 +177,7 @@ async def test_a_load_balancer_from_rows_to_edges_and_back_to_nothing(edges: Edg
         await fleet.until(is_open, "the backends' port open to the edges")
         (rule,) = edges.hosts["a"].of("firewall", owned.id).rules
         assert (rule.port_first, rule.port_last, rule.protocol) == (8080, 8080, "tcp")
-        assert {"192.0.2.3/32", "192.0.2.4/32"} == {cidr for cidr in rule.cidrs if "." in cidr}
+        assert {"192.0.2.3/32", "192.0.2.4/32"} <= set(rule.cidrs)
 
         await edges.change(Loadbalancer, lb_id, loadbalancers.remove)
 

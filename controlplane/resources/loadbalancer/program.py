@@ -17,7 +17,7 @@ from controlplane.models.host_document import HostDocument
 from controlplane.models.loadbalancer import Loadbalancer, LoadbalancerBackend
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.resources.firewall import service as firewalls
-from controlplane.resources.loadbalancer.document import KIND, plan
+from controlplane.resources.loadbalancer.document import KIND, NOTICES, plan
 from controlplane.resources.nic.service import remove_nics
 from hostagent.protocol.wanted import Observed
 
@@ -55,7 +55,8 @@ class LoadbalancerProgram(Program[Loadbalancer, HostLinks]):
             if left > 0:
                 await plan(tx.session, row, self.world.clock.now())
                 return tx.wait(seconds=min(left, LOOK_SECONDS))
-            await documents.withdraw(tx.session, KIND, row.id)
+            if await documents.withdraw(tx.session, KIND, row.id):
+                await kernel.start(tx.session, NOTICES, "all")
             if not await documents.is_carried_out(tx.session, KIND, row.id):
                 return tx.wait(seconds=SOON_SECONDS)
             await self._free(tx, row)
