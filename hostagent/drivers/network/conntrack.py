@@ -98,12 +98,12 @@ class Conntrack:
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         async with self._lock:
-            if self._opened is None:
-                self._opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-                self._opened.bind((0, 0))
-                self._opened.settimeout(DEADLINE_SECONDS)
-                self._opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             try:
+                if self._opened is None:
+                    self._opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+                    self._opened.bind((0, 0))
+                    self._opened.settimeout(DEADLINE_SECONDS)
+                    self._opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
                 return await asyncio.to_thread(work)
             except OSError as error:
                 raise AgentError("flows.refused", f"the kernel's table of flows: {error}") from error

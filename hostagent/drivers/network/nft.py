@@ -54,8 +54,9 @@ class _Rules:
         return render_table(plan)
 
     async def observe(self) -> RulesObserved | None:
-        kernel = self._opened()
-        return RulesObserved(generation=kernel.generation()) if kernel.has_table("inet", TABLE) else None
+        with _words():
+            kernel = self._opened()
+            return RulesObserved(generation=kernel.generation()) if kernel.has_table("inet", TABLE) else None
 
     async def apply(self, plan: RulePlan) -> RulesObserved:
         return await self._write(render_table(plan))
@@ -82,7 +83,9 @@ class _Rules:
     def counters(self) -> dict[str, int]:
         if self._kernel is None:
             return {}
-        return {**self._kernel.counters("inet", TABLE), **self._kernel.counters("arp", TABLE)}
+        with contextlib.suppress(OSError):
+            return {**self._kernel.counters("inet", TABLE), **self._kernel.counters("arp", TABLE)}
+        return {}
 
     async def close(self) -> None:
         self._close_kernel()
@@ -96,10 +99,11 @@ class _Rules:
 
     async def _write(self, text: str) -> RulesObserved:
         async with self._lock:
-            kernel = self._opened()
-            with self._writing(kernel):
-                await self._run(text)
-            return RulesObserved(generation=kernel.generation())
+            with _words():
+                kernel = self._opened()
+                with self._writing(kernel):
+                    await self._run(text)
+                return RulesObserved(generation=kernel.generation())
 
     @contextlib.contextmanager
     def _writing(self, kernel: NfTables) -> Iterator[None]:
@@ -179,13 +183,11 @@ class NftHelper(_Rules):
         except Unsupported:
             return await super().change(change)
         async with self._lock:
-            kernel = self._opened()
-            try:
+            with _words():
+                kernel = self._opened()
                 with self._writing(kernel):
                     kernel.batch(requests)
-            except OSError as error:
-                raise AgentError("rules.refused", f"the kernel refused elements: {error}") from error
-            return RulesObserved(generation=kernel.generation())
+                return RulesObserved(generation=kernel.generation())
 
     async def _ask(self, text: str) -> dict[str, Any]:
         process = self._process
@@ -230,6 +232,15 @@ class NftHelper(_Rules):
 def best() -> NftHelper | NftProgram:
     """The warm helper where the distribution's bindings are installed, else the program."""
     return NftHelper() if BINDINGS.is_dir() and os.access(PYTHON, os.X_OK) else NftProgram()
+
+
+@contextlib.contextmanager
+def _words() -> Iterator[None]:
+    """What the kernel answers to netlink, as AgentError `rules.refused`: also that it knows no nf_tables at all."""
+    try:
+        yield
+    except OSError as error:
+        raise AgentError("rules.refused", f"the kernel's nf_tables: {error}") from error
 
 
 def _right_to_write() -> socket.socket:
