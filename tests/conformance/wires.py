@@ -46,10 +46,10 @@ def run(*argv: str, check: bool = True, seconds: float = 20) -> str:
 
 @contextlib.contextmanager
 def inside(netns: str) -> Iterator[None]:
-    """This thread, and what it starts, in the namespace."""
+    """This thread, and what it starts, in the namespace of this name or path."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    there = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+    there = os.open(netns if "/" in netns else f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         assert libc.setns(there, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
         yield
