@@ -32,6 +32,7 @@ from tests.bench.loadbalancer_edge import (
     swaps,
     thousandth_services,
 )
+from tests.bench.loadbalancer_request import request_failover
 from tests.bench.loadbalancer_stage import Stage, staged
 
 MODES = ("direct", "bare", "ours", "haproxy", "nginx")
@@ -89,8 +90,10 @@ def percentile(values: list[float], share: float) -> float:
 
 def measure(*, is_quick: bool) -> list[dict[str, Any]]:
     rounds, count, turns = (2, 300, 20) if is_quick else (7, 2000, 200)
+    request = request_failover(seconds=1 if is_quick else 3, rounds=1 if is_quick else 3)
     with staged() as stage, tempfile.TemporaryDirectory(prefix="bedplate-bench-") as directory:
-        return asyncio.run(_measure(stage, Path(directory), rounds, count, turns))
+        rows = asyncio.run(_measure(stage, Path(directory), rounds, count, turns))
+    return [*rows, row("failover_request_ms", statistics.median(request), "ms")]
 
 
 async def _measure(stage: Stage, directory: Path, rounds: int, count: int, turns: int) -> list[dict[str, Any]]:
