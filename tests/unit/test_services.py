@@ -8,7 +8,7 @@ import yaml
 
 from controlplane.embedded.services import Deployment
 from controlplane.embedded.state import StateDirectory
-from controlplane.settings import Settings, WorkerSettings
+from controlplane.settings import AcmeSettings, CertificateSettings, Settings, WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,3 +30,9 @@ def test_workers_as_many_as_asked(tmp_path: Path) -> None:
     names = _programs(tmp_path, 3)
     assert [name for name in names if name.startswith("worker")] == ["worker1", "worker2", "worker3"]
     assert len(names) == len(set(names))
+
+
+def test_with_a_certificate_by_acme_both_are_reached_by_tls(tmp_path: Path) -> None:
+    settings = Settings(state_dir=tmp_path, tls=CertificateSettings(acme=AcmeSettings(domains=("api.test",))))
+    deployment = Deployment(settings=settings, state=StateDirectory(path=tmp_path))
+    assert (deployment.api_url, deployment.gateway_url) == ("https://127.0.0.1:8700", "https://127.0.0.1:8800")
