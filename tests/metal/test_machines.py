@@ -101,7 +101,7 @@ def limited(metal: MetalHost, vm: Json) -> dict[str, str]:
     assert (unit["Slice"], unit["Transient"], unit["ActiveState"]) == ("bedplate.slice", "yes", "active")
     limits = limits_of(metal, unit["ControlGroup"])
     quota, period = (int(word) for word in limits["cpu.max"].split())
-    assert quota == period * (vm["vcpus"] + 1)
+    assert quota == period * 2, "one for the VCPU, one for the VMM itself"
     assert int(limits["memory.max"]) == 384 * MIB + OVERHEAD_BYTES
     assert limits["pids.max"].isdigit()
     argv = metal.exec(["sh", "-c", f"tr '\\0' ' ' </proc/{unit['MainPID']}/cmdline"]).stdout.decode()
