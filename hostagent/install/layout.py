@@ -27,6 +27,7 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=notify
+TimeoutStartSec=300
 ExecStart={command}
 Restart=always
 RestartSec=1
