@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,23 +71,6 @@ class Answer:
     text: str
     tokens: int
     first_token_seconds: float
-
-
-async def embeddings(url: str, key: str, model: str, texts: Sequence[str]) -> list[list[float]]:
-    """A vector for each text. Raises ApiFailed; a route made just now gets time."""
-    deadline = time.monotonic() + _CHAT_SECONDS
-    body: Json = {"model": model, "input": list(texts), "encoding_format": "float"}
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(_CHAT_SECONDS), trust_env=False) as client:
-        while True:
-            try:
-                response = await client.post(url, json=body, headers={"authorization": f"Bearer {key}"})
-            except httpx2.HTTPError as error:
-                raise ApiFailed(f"{url}: {type(error).__name__}: {error}") from error
-            if response.status_code == 200:
-                return [entry["embedding"] for entry in response.json()["data"]]
-            if response.status_code not in _NOT_YET or time.monotonic() > deadline:
-                raise ApiFailed(f"{url}: {response.status_code} {response.text[:500]}")
-            await asyncio.sleep(0.25)
 
 
 async def chat(url: str, key: str, body: Json, *, tell: Callable[[str], None]) -> Answer:

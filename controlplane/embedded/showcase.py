@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from datetime import datetime
 from pathlib import Path
 
-from controlplane.embedded.client import ApiFailed, Json, chat, embeddings
+from controlplane.embedded.client import ApiFailed, Json, chat
 from controlplane.embedded.services import python
 from controlplane.embedded.stage import GATEWAY, HOSTS, Stage, StageFailed
 from controlplane.embedded.timeline import Step
@@ -27,8 +27,6 @@ from provisioning.lab.lab import Lab, LabHost
 PROJECT = "demo"
 IMAGE = "debian-12"
 MODEL = "smollm2-135m-instruct"
-EMBEDDING_MODEL = "all-minilm-l6-v2"
-TEXTS = ("A cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose again.")
 QUESTION = "What is the capital of France? Answer in one sentence."
 _IMAGE_SECONDS = 1200
 _ENROL_SECONDS = 180
@@ -45,14 +43,12 @@ async def run(stage: Stage) -> dict[str, object]:
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
     await enrol(stage, lab)
-    await gather(import_image(stage, directory), import_model(stage, MODEL), import_model(stage, EMBEDDING_MODEL))
+    await gather(import_image(stage, directory), import_model(stage, MODEL))
     await make_project(stage)
     vm = await make_vm(stage)
     await log_in(stage, lab, vm)
-    await gather(make_endpoint(stage), make_embedding_endpoint(stage))
-    key = await make_key(stage)
-    await embed(stage, key)
-    answer = await ask(stage, key)
+    await make_endpoint(stage)
+    answer = await ask(stage, await make_key(stage))
     return {"question": QUESTION, "answer": answer}
 
 
@@ -247,12 +243,6 @@ async def make_endpoint(stage: Stage) -> None:
         await _serve(stage, step, {"name": "chat", "model": MODEL, "replicas": 1})
 
 
-async def make_embedding_endpoint(stage: Stage) -> None:
-    """In a VM, emulated where nothing better is there: this model is small enough for that."""
-    with stage.timeline.step("Serve embeddings from inside a VM") as step:
-        await _serve(stage, step, {"name": "embeddings", "model": EMBEDDING_MODEL, "isolation": "vm"})
-
-
 async def _serve(stage: Stage, step: Step, body: Json) -> None:
     path = f"/v1/projects/{PROJECT}/endpoints"
     await stage.api.post(path, body)
@@ -280,16 +270,6 @@ async def make_key(stage: Stage) -> str:
         made = await stage.api.post(f"/v1/projects/{PROJECT}/keys", {"name": "demo"})
         step.note(f"…{made['hint']}")
         return str(made["secret"])
-
-
-async def embed(stage: Stage, key: str) -> None:
-    """Embeddings through the gateway; texts of like meaning must lie closer together than others."""
-    with stage.timeline.step("Compare sentences through the gateway") as step:
-        cat, kitten, rates = await embeddings(f"{stage.gateway_url}/v1/embeddings", key, EMBEDDING_MODEL, TEXTS)
-        near, far = (sum(a * b for a, b in zip(cat, other, strict=True)) for other in (kitten, rates))
-        if near <= far:
-            raise StageFailed(f"{TEXTS[0]!r} is {near:.2f} like {TEXTS[1]!r}, and {far:.2f} like {TEXTS[2]!r}")
-        step.note(f"{len(cat)} dimensions; cat and kitten {near:.2f} alike, cat and interest rates {far:.2f}")
 
 
 async def ask(stage: Stage, key: str) -> str:

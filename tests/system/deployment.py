@@ -28,6 +28,7 @@ from controlplane.embedded.valkey import Valkey
 from provisioning.lab import Lab, LabHost
 
 VMS = f"/v1/projects/{showcase.PROJECT}/vms"
+EMBEDDING_MODEL = "all-minilm-l6-v2"
 MIB = 1 << 20
 SSH_OPTIONS = (
     "StrictHostKeyChecking=no",
@@ -201,7 +202,7 @@ async def _with_guests(stage: Stage) -> Lab:
 async def _with_model(stage: Stage) -> Lab:
     lab, image = await showcase._prepare(stage)
     await showcase.enrol(stage, lab)
-    models = (showcase.import_model(stage, name) for name in (showcase.MODEL, showcase.EMBEDDING_MODEL))
+    models = (showcase.import_model(stage, name) for name in (showcase.MODEL, EMBEDDING_MODEL))
     await showcase.gather(showcase.import_image(stage, image), *models)
     await showcase.make_project(stage)
     return lab

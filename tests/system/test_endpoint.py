@@ -13,7 +13,7 @@ import pytest_asyncio
 from controlplane.embedded import showcase
 from controlplane.embedded.client import ApiFailed
 from provisioning.lab import LabHost
-from tests.system.deployment import Deployed, Json, deploy_inference
+from tests.system.deployment import EMBEDDING_MODEL, Deployed, Json, deploy_inference
 
 pytestmark = [
     pytest.mark.lab,
@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 ENDPOINTS = f"/v1/projects/{showcase.PROJECT}/endpoints"
+TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose again."]
 CHAT = {
     "model": showcase.MODEL,
     "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
@@ -165,7 +166,7 @@ async def test_real_embeddings_from_a_vm(deployed: Deployed, client: openai.Asyn
     """Emulated where no KVM works: a guest boots with engine and weights, serves, comes back when killed, goes when deleted."""
     api, path = deployed.stage.api, f"{ENDPOINTS}/embeddings"
     began = time.monotonic()
-    await api.post(ENDPOINTS, {"name": "embeddings", "model": showcase.EMBEDDING_MODEL, "isolation": "vm"})
+    await api.post(ENDPOINTS, {"name": "embeddings", "model": EMBEDDING_MODEL, "isolation": "vm"})
     seen = await api.until(path, lambda seen: seen["status"] == "ready", seconds=300)
     print(f"request_to_ready: {time.monotonic() - began:.1f} s")
     (replica,) = seen["replicas"]
@@ -175,7 +176,7 @@ async def test_real_embeddings_from_a_vm(deployed: Deployed, client: openai.Asyn
     assert replica["accelerator"] == ("kvm" if has_kvm else "tcg")
     assert ("emulated" in seen["observed"]["isolation_reason"]) == (not has_kvm)
 
-    reply = await client.embeddings.with_raw_response.create(model=showcase.EMBEDDING_MODEL, input=list(showcase.TEXTS))
+    reply = await client.embeddings.with_raw_response.create(model=EMBEDDING_MODEL, input=TEXTS)
     assert reply.headers["x-served-by"] == replica["short_id"]
     cat, kitten, rates = (entry.embedding for entry in reply.parse().data)
     assert len(cat) == 384
@@ -183,7 +184,7 @@ async def test_real_embeddings_from_a_vm(deployed: Deployed, client: openai.Asyn
     record = await account_of(deployed, reply.headers["x-request-id"])
     assert (record["prompt_tokens"], record["outcome"], record["replica_id"]) == (25, "completed", replica["id"])
     said = await deployed.cli("endpoint", "logs", "embeddings", "--tail", "1M")
-    assert f"serving {showcase.EMBEDDING_MODEL}" in said
+    assert f"serving {EMBEDDING_MODEL}" in said
     assert "port 8000 is open" in said
     print("\n".join(line for line in said.splitlines() if line.startswith(("boot:", "workload:", "loaded"))))
     images = (await api.get("/v1/images"))["items"]
@@ -217,7 +218,7 @@ async def embeds_again(client: openai.AsyncOpenAI, seconds: float = 180) -> None
     deadline = time.monotonic() + seconds
     while True:
         try:
-            answer = await client.embeddings.create(model=showcase.EMBEDDING_MODEL, input=showcase.TEXTS[0])
+            answer = await client.embeddings.create(model=EMBEDDING_MODEL, input=TEXTS[0])
         except openai.APIStatusError as error:
             if error.status_code not in (502, 503) or time.monotonic() > deadline:
                 raise
