@@ -91,9 +91,13 @@ class VmProgram(Program[Vm, HostLinks]):
         host_id = self.subject.host_id
         assert host_id is not None
         async with self.tx() as tx:
-            if await guards.missing(tx.session, self.world.settings.network, self.subject_id, host_id):
-                return tx.wait(seconds=2)
-            return tx.goto(self.apply)
+            missing = await guards.missing(tx.session, self.world.settings.network, self.subject_id, host_id)
+            if not missing:
+                return tx.goto(self.apply)
+            refused = await guards.refusal(tx.session, host_id, missing)
+        if refused is not None:
+            raise refused
+        return wait(seconds=2)
 
     @step(within=timedelta(minutes=10))
     async def apply(self) -> Outcome:
