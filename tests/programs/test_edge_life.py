@@ -222,7 +222,11 @@ async def test_what_edges_see_is_shown(edges: Edges) -> None:
         lb_id = await edges.balancer(backends=[{"vm": "one"}, {"vm": "two"}], network="net")
         await edges.until_held("loadbalancer", lb_id, ["e", "f"])
         first, second = (one.id for one in edges.hosts["e"].of("loadbalancer", lb_id).backends)
-        edges.hosts["e"].details[lb_id] = {f"up:{first}": "up", f"up:{second}": "up", "client_address": "masqueraded"}
+        edges.hosts["e"].details[lb_id] = {
+            f"up:{first}": "up",
+            f"up:{second}": "IPv4: up, IPv6: down: refused",
+            "client_address": "masqueraded",
+        }
         edges.hosts["f"].details[lb_id] = {f"up:{first}": "down", f"up:{second}": "up", "probes_refused": 7}
         await fleet.tell("loadbalancer", lb_id, "host_event")
 

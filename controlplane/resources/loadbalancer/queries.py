@@ -29,6 +29,13 @@ class Seen:
     since: datetime | None
 
 
+def word_of(said: str) -> str:
+    """One word for what an edge says; a backend that answers in one address family is up."""
+    if "IPv4: up" in said or "IPv6: up" in said:
+        return "up"
+    return next((word for word in WORST if said.startswith(word)), "down")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     nic: Nic
@@ -46,7 +53,7 @@ class Machine:
         """The worst that any edge says: that edge sends nothing to it."""
         if not self.seen:
             return "unknown"
-        return max((one.state for one in self.seen), key=lambda state: WORST.index(state) if state in WORST else len(WORST))
+        return max((word_of(one.state) for one in self.seen), key=WORST.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
