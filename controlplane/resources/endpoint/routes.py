@@ -34,6 +34,8 @@ from controlplane.resources.endpoint.schemas import (
 from controlplane.resources.model.errors import ModelNotAvailable
 from controlplane.resources.network.errors import NetworkFull
 
+Limit = Annotated[int, Query(ge=1, le=1000, description="The latest so many.", examples=[20])]
+
 noun = Noun("endpoint", "endpoints")
 router = noun.router
 
@@ -94,7 +96,7 @@ async def scale(call: Call, endpoint: Ref, body: EndpointScale) -> ShownEndpoint
 
 
 @noun.route("GET", "/{endpoint}/decisions", "decisions", DecisionList, errors=[EndpointNotFound])
-async def decisions(call: Call, endpoint: Ref, *, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> DecisionList:
+async def decisions(call: Call, endpoint: Ref, *, limit: Limit = 100) -> DecisionList:
     """List what the autoscaler decided, with its reasons."""
     row = await call.load(Endpoint, endpoint)
     found = await queries.decisions(call.session, row.id, limit)

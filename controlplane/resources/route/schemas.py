@@ -35,7 +35,9 @@ class RouteTargetIn(Input):
 class RetryPolicy(Input):
     """Replicas that cannot be connected to do not count: another one is tried at once."""
 
-    max_attempts: int = Field(default=3, ge=1, le=10, description="Attempts before the first byte, the first included.")
+    max_attempts: int = Field(
+        default=3, ge=1, le=10, description="Attempts before the first byte, the first included.", examples=[3]
+    )
     backoff: Annotated[str, StringConstraints(pattern=r"^([0-9]{1,5}ms|[0-9]{1,2}(\.[0-9]{1,3})?s)$")] = Field(
         default="0ms",
         description="Wait before the second attempt; doubles, with jitter. With one, a single replica is tried again too.",
@@ -51,7 +53,9 @@ class Affinity(Input):
     """Keeps requests of one kind at one replica, unless that has a quarter more in flight than the others."""
 
     kind: Literal["none", "prefix", "session"] = Field(
-        default="none", description="`prefix`: prompts that begin alike; `session`: requests with the same header."
+        default="none",
+        description="`prefix`: prompts that begin alike; `session`: requests with the same header.",
+        examples=["prefix"],
     )
     header: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$", to_lower=True)] = Field(
         default="x-session-id", description="The header that names a session.", examples=["x-session-id"]
@@ -61,20 +65,30 @@ class Affinity(Input):
 class Match(Input):
     """What a request must be; what is left out matches everything."""
 
-    key_labels: dict[str, str] = Field(default_factory=dict, max_length=16, description="Labels of the key.")
-    headers: dict[str, str] = Field(default_factory=dict, max_length=16, description="Headers with exactly these values.")
-    modalities: list[Literal["chat", "completion", "embedding"]] = Field(default_factory=list, description="Kinds of call.")
-    stream: bool | None = Field(default=None, description="Whether a stream is asked for.")
-    min_prompt_tokens: int | None = Field(default=None, ge=0, description="Least estimate (four bytes a token).")
-    max_prompt_tokens: int | None = Field(default=None, ge=0, description="Largest estimate.")
+    key_labels: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="Labels of the key.", examples=[{"team": "search"}]
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="Headers with exactly these values.", examples=[{"x-tier": "gold"}]
+    )
+    modalities: list[Literal["chat", "completion", "embedding"]] = Field(
+        default_factory=list, description="Kinds of call.", examples=[["chat"]]
+    )
+    stream: bool | None = Field(default=None, description="Whether a stream is asked for.", examples=[True])
+    min_prompt_tokens: int | None = Field(
+        default=None, ge=0, description="Least estimate (four bytes a token).", examples=[8000]
+    )
+    max_prompt_tokens: int | None = Field(default=None, ge=0, description="Largest estimate.", examples=[32000])
 
 
 class RouteRuleIn(Input):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$")] = Field(
         description="Shown in `x-bedplate-route`.", examples=["long-prompts"]
     )
-    match: Match = Field(description="Which requests it takes.")
-    targets: list[RouteTargetIn] = Field(min_length=1, max_length=16, description="Where they go.")
+    match: Match = Field(description="Which requests it takes.", examples=[{"min_prompt_tokens": 8000}])
+    targets: list[RouteTargetIn] = Field(
+        min_length=1, max_length=16, description="Where they go.", examples=[[{"endpoint": "chat-long"}]]
+    )
 
 
 class RouteTimeouts(Input):
@@ -96,8 +110,12 @@ class RouteCreate(Input):
     rules: list[RouteRuleIn] = Field(
         default_factory=list, max_length=32, description="Exceptions, in order; the first that matches decides.", examples=[[]]
     )
-    retry_policy: RetryPolicy = Field(default_factory=RetryPolicy, description="Attempts before the first byte.")
-    affinity: Affinity = Field(default_factory=Affinity, description="What keeps requests at one replica.")
+    retry_policy: RetryPolicy = Field(
+        default_factory=RetryPolicy, description="Attempts before the first byte.", examples=[{"max_attempts": 3}]
+    )
+    affinity: Affinity = Field(
+        default_factory=Affinity, description="What keeps requests at one replica.", examples=[{"kind": "prefix"}]
+    )
     timeouts: RouteTimeouts = Field(default_factory=RouteTimeouts, description="Seconds.", examples=[{"first_token": 60}])
 
 
@@ -108,8 +126,12 @@ class RouteUpdate(Input):
         default=None, min_length=1, max_length=16, description="The endpoints behind the name.", examples=[[{"endpoint": "b"}]]
     )
     rules: list[RouteRuleIn] | None = Field(default=None, max_length=32, description="Exceptions, in order.", examples=[[]])
-    retry_policy: RetryPolicy | None = Field(default=None, description="Attempts before the first byte.")
-    affinity: Affinity | None = Field(default=None, description="What keeps requests at one replica.")
+    retry_policy: RetryPolicy | None = Field(
+        default=None, description="Attempts before the first byte.", examples=[{"max_attempts": 3}]
+    )
+    affinity: Affinity | None = Field(
+        default=None, description="What keeps requests at one replica.", examples=[{"kind": "prefix"}]
+    )
     timeouts: RouteTimeouts | None = Field(default=None, description="Seconds.", examples=[{"idle": 30}])
 
 
@@ -136,7 +158,9 @@ class RouteView(Resource):
     targets: list[RouteTargetView] = Field(default_factory=list, description="The endpoints behind the name.", examples=[[]])
     rules: list[RouteRuleView] = Field(default_factory=list, description="Exceptions, in order.", examples=[[]])
     retry_policy: RetryPolicyView = Field(
-        default=RetryPolicyView(max_attempts=3, backoff="0ms"), description="Attempts before the first byte."
+        default=RetryPolicyView(max_attempts=3, backoff="0ms"),
+        description="Attempts before the first byte.",
+        examples=[{"max_attempts": 3}],
     )
     affinity: Affinity = Field(description="What keeps requests at one replica.", examples=[{"kind": "prefix"}])
     timeouts: dict[str, float] = Field(description="Seconds, where other than the default.", examples=[{"first_token": 60}])

@@ -39,5 +39,5 @@ class TunnelHostView(View):
 class TunnelsView(View):
     """All tunnels between hosts."""
 
-    rotation: RotationView = Field(description="Whose turn it is among the keys.")
-    hosts: list[TunnelHostView] = Field(description="The hosts in the mesh, by name.")
+    rotation: RotationView = Field(description="Whose turn it is among the keys.", examples=[{}])
+    hosts: list[TunnelHostView] = Field(description="The hosts in the mesh, by name.", examples=[[]])
