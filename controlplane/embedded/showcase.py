@@ -34,6 +34,7 @@ _VM_SECONDS = 300
 _MODEL_SECONDS = 900
 _ENDPOINT_SECONDS = 300
 _LOGIN_SECONDS = 180
+_BALANCER_SECONDS = 60
 
 
 async def run(stage: Stage) -> dict[str, object]:
@@ -48,6 +49,7 @@ async def run(stage: Stage) -> dict[str, object]:
     vm = await make_vm(stage)
     await log_in(stage, lab, vm)
     await make_endpoint(stage)
+    await make_loadbalancer(stage, lab)
     answer = await ask(stage, await make_key(stage))
     return {"question": QUESTION, "answer": answer}
 
@@ -99,7 +101,7 @@ async def _enrol_one(stage: Stage, host: LabHost, key: str, step: Step) -> None:
     )
     if found["fingerprint"] != (expected := fingerprint(host.host_key)):
         raise StageFailed(f"{host.name} shows the key {found['fingerprint']}, not {expected}: {found['report']}")
-    roles = ["gateway"] if host.name == GATEWAY else ["compute"]
+    roles = ["gateway"] if host.name == GATEWAY else ["compute", "edge"]
     body = {**place, "name": host.name, "host_key_fingerprint": expected, "roles": roles, "qemu_on_kvm": True}
     await stage.api.post("/v1/hosts", body)
     await stage.api.until(
@@ -254,6 +256,45 @@ async def _serve(stage: Stage, step: Step, body: Json) -> None:
     )
     machines = ", ".join(_machine_words(one) for one in endpoint["replicas"])
     step.note(f"one {machines} ({endpoint['observed']['isolation_reason']})")
+
+
+async def make_loadbalancer(stage: Stage, lab: Lab) -> None:
+    """In front of the endpoint's replicas, at a private address, carried by both lab hosts; then ask through it."""
+    with stage.timeline.step("Put a load balancer in front of it") as step:
+        path = f"/v1/projects/{PROJECT}/loadbalancers"
+        body: Json = {
+            "name": "front",
+            "network": "default",
+            "listeners": [{"port": 80, "target_port": 8000}],
+            "backends": [{"endpoint": "chat"}],
+            "probe": {"kind": "http", "path": "/v1/models", "interval_ms": 500, "timeout_ms": 400},
+        }
+        await stage.api.post(path, body)
+        seen = await stage.api.until(
+            f"{path}/front",
+            lambda seen: seen["status"] == "up",
+            seconds=_BALANCER_SECONDS,
+            tell=lambda seen: step.note(_words(seen)),
+        )
+        vip = next(vip for vip in seen["vips"] if "." in vip)
+        said = await _ask_through(lab, f"http://{vip}/v1/models")
+        carried = " and ".join(edge["host"] for edge in seen["carried_by"])
+        step.note(f"{vip}:80 on {carried}: {len(said)} bytes of /v1/models through it")
+
+
+async def _ask_through(lab: Lab, url: str) -> bytes:
+    """From the lab host that does not hold the address: whoever holds it balances what comes from outside."""
+    argv = ["python3", "-c", f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"]
+    deadline = time.monotonic() + _BALANCER_SECONDS
+    while True:
+        for name in HOSTS:
+            done = await asyncio.to_thread(lab.host(name).exec, argv, check=False, timeout=15)
+            if done.returncode == 0 and done.stdout:
+                return done.stdout
+        if time.monotonic() > deadline:
+            words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise StageFailed(f"nothing answers at {url}: {' '.join(words)}")
+        await asyncio.sleep(0.5)
 
 
 def _machine_words(replica: Json) -> str:
