@@ -285,15 +285,15 @@ async def make_loadbalancer(stage: Stage, lab: Lab) -> None:
 async def _ask_through(lab: Lab, url: str) -> bytes:
     """From the lab host that does not hold the address: whoever holds it balances what comes from outside."""
     argv = ["python3", "-c", f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"]
-    deadline = time.monotonic() + _BALANCER_SECONDS
+    deadline, words = time.monotonic() + _BALANCER_SECONDS, ""
     while True:
         for name in HOSTS:
             done = await asyncio.to_thread(lab.host(name).exec, argv, check=False, timeout=15)
             if done.returncode == 0 and done.stdout:
                 return done.stdout
+            words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         if time.monotonic() > deadline:
-            words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise StageFailed(f"nothing answers at {url}: {' '.join(words)}")
+            raise StageFailed(f"nothing answers at {url}: {words}")
         await asyncio.sleep(0.5)
 
 
