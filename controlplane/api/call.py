@@ -104,12 +104,18 @@ class RequestContext:
         return row
 
     async def find(self, model: type[Row], ref: str) -> Row | None:
-        """Like `load`, but None when there is nothing, and without any check."""
+        """Like `load`, but None when there is nothing, and without any check.
+
+        What another resource keeps under its own name (`owner_id`) is found by id alone.
+        """
         columns: Any = model
         if "\0" in ref:
             return None
-        matches = columns.id == ref if is_id(ref) or not hasattr(model, "name") else columns.name == ref
+        is_by_id = is_id(ref) or not hasattr(model, "name")
+        matches = columns.id == ref if is_by_id else columns.name == ref
         query = select(model).where(matches, *self.visible(model))
+        if not is_by_id and hasattr(model, "owner_id"):
+            query = query.where(columns.owner_id.is_(None))
         return await self.session.scalar(query.with_for_update(key_share=True) if self.is_write else query)
 
     def visible(self, model: type[Base]) -> Sequence[ColumnElement[bool]]:

@@ -22,7 +22,11 @@ from controlplane.cli import commands, nouns
 from controlplane.cli.errors import CommandFailed, Exit
 
 app = typer.Typer(
-    name="bedplate", no_args_is_help=True, pretty_exceptions_enable=False, help="A private cloud for AI inference."
+    rich_markup_mode=None,
+    name="bedplate",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A private cloud for AI inference.",
 )
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -35,7 +35,7 @@ class Noun:
     ) -> None:  # fmt: skip
         self.name, self.plural, self.in_project = name, plural, in_project
         self.columns, self.wide = columns, wide or {}
-        self.app = typer.Typer(name=name, no_args_is_help=True, help=help or f"Work with {plural}.")
+        self.app = typer.Typer(rich_markup_mode=None, name=name, no_args_is_help=True, help=help or f"Work with {plural}.")
 
     def path(self, client: Any, project: str | None = None, ref: str = "", action: str = "") -> str:
         """The API path of the list, of one thing, or of an action on it."""

@@ -36,6 +36,12 @@ async def test_where_and_for_what(member) -> None:
     assert (opened.json()["allowed_cidrs"], opened.json()["scopes"], opened.json()["max_concurrent"]) == (None, None, 4)
 
 
+async def test_a_wrong_prefix_is_told_with_the_right_one(member) -> None:
+    answer = await member.post(KEYS, json={"name": "b", "allowed_cidrs": ["10.0.0.1/8"]})
+    (error,) = answer.json()["errors"]
+    assert (error["pointer"], "the prefix is 10.0.0.0/8" in error["detail"]) == ("/allowed_cidrs/0", True)
+
+
 async def test_change_and_revoke(member, stranger) -> None:
     await member.post(KEYS, json={"name": "app"})
     changed = await member.patch(f"{KEYS}/app", json={"models": ["b"], "tokens_per_minute": 5})

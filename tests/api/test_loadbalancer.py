@@ -59,6 +59,18 @@ async def test_life_of_a_load_balancer(ground, member):
     assert (late.status_code, late.json()["code"]) == (409, "loadbalancer.deleting")
 
 
+async def test_its_own_firewall_stands_in_nobodys_way(ground, member):
+    """What it keeps under its own name is found by id alone; the tenant's firewall of that name stays the tenant's."""
+    firewalls = "/v1/projects/ours/firewalls"
+    mine = (await member.post(firewalls, json={"name": "web"})).json()
+    assert (await member.post(LBS, json={**WEB, "backends": [{"vm": "one"}]})).status_code == 201
+    for description in ("a", "b"):
+        changed = await member.patch(f"{firewalls}/web", json={"description": description})
+        assert (changed.status_code, changed.json().get("id")) == (200, mine["id"]), changed.text
+    assert (await member.get(f"{firewalls}/web")).json()["id"] == mine["id"]
+    assert (await member.delete(f"{firewalls}/web")).status_code in (202, 204)
+
+
 async def test_alertmanager_ejects_and_brings_back(ground, member):
     assert (await member.post(LBS, json={**WEB, "backends": [{"vm": "one"}]})).status_code == 201
     webhook = {

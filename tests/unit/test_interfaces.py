@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from controlplane.cli import main, nouns
 
@@ -117,3 +120,18 @@ def test_every_route_is_in_the_document() -> None:
     for line in ROUTES.split("\n")[1:-1]:
         *methods, path = line.split()
         assert {method.lower() for method in methods} - paths.get(path, {}).keys() == set(), line
+
+
+def _every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _every_command(inner, (*path, part))
+
+
+def test_help_of_every_command_is_shown_as_written() -> None:
+    """Brackets and colons of examples are no markup."""
+    alone = {("up",), ("demo",), ("test",)}  # these become other programs
+    for path in set(_every_command(_root())) - alone:
+        ran = CliRunner().invoke(main.app, [*path, "--help"])
+        assert (ran.exit_code, ran.exception) == (0, None), path
+        assert "\N{HUNDRED POINTS SYMBOL}" not in ran.output

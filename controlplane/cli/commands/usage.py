@@ -10,7 +10,7 @@ import typer
 from controlplane.cli.noun import InProject, Output
 from controlplane.cli.output import Format, show_many
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
 SUMS = {
     "HOUR": "hour",

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from controlplane.cli.load.drive import Plan, Ran, Target
     from controlplane.cli.load.workload import Workload
 
-app = typer.Typer(no_args_is_help=True, help="Measure an OpenAI-compatible endpoint: latencies, throughput, its limit.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Measure an OpenAI-compatible endpoint: latencies, throughput, its limit."
+)
 
 Url = Annotated[str, typer.Option(help="Base URL with /v1.", envvar="BEDPLATE_BENCH_URL")]
 Key = Annotated[str, typer.Option(help="API key.", envvar="BEDPLATE_BENCH_KEY", show_default=False)]

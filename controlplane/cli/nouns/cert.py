@@ -28,7 +28,7 @@ _COLUMNS = {
 }
 _WIDE = {"ISSUER": "issuer", "PATH": "path", "FAILURES": "failures", "NEXT TRY": "next_try_at"}
 
-app = typer.Typer(name="cert", no_args_is_help=True, help="Certificates of the API and the gateway.")
+app = typer.Typer(rich_markup_mode=None, name="cert", no_args_is_help=True, help="Certificates of the API and the gateway.")
 
 
 @app.command()

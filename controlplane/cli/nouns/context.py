@@ -12,7 +12,7 @@ from controlplane.cli.errors import CommandFailed, Exit
 from controlplane.cli.noun import Output
 from controlplane.cli.output import Format, say, show_many
 
-app = typer.Typer(name="context", no_args_is_help=True, help="Which deployment commands speak to.")
+app = typer.Typer(rich_markup_mode=None, name="context", no_args_is_help=True, help="Which deployment commands speak to.")
 
 
 @app.command("list")

@@ -12,7 +12,7 @@ import typer
 
 from controlplane.cli.output import Format, say
 
-app = typer.Typer(name="event", no_args_is_help=True, help="What happens, as it happens.")
+app = typer.Typer(rich_markup_mode=None, name="event", no_args_is_help=True, help="What happens, as it happens.")
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 15.0
 

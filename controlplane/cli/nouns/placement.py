@@ -11,7 +11,7 @@ from controlplane.cli.noun import File, Output
 from controlplane.cli.output import Format, say, show_many, show_one
 from controlplane.cli.size import parse_bytes
 
-app = typer.Typer(name="placement", no_args_is_help=True, help="Where machines fit.")
+app = typer.Typer(rich_markup_mode=None, name="placement", no_args_is_help=True, help="Where machines fit.")
 
 
 @app.callback()

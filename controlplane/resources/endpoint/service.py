@@ -81,6 +81,7 @@ async def update(session: AsyncSession, endpoint: Endpoint, changes: EndpointUpd
     for name, value in changes.model_dump(exclude_unset=True).items():
         setattr(endpoint, name, value)
     if {"autoscale", "max_in_flight"} & changes.model_fields_set:
+        endpoint.generation += 1
         await publish(session, "routes")
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import ip_interface, ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints, field_validator
 
 from controlplane.api.schemas import Input, Labels, Name, Resource
+
+
+def prefix(text: str) -> str:
+    """An IPv4 or IPv6 prefix without host bits; ValueError with a sentence otherwise."""
+    try:
+        network = ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is no prefix, like 10.0.0.0/8") from None
+    if ip_interface(text.strip()).ip != network.network_address:
+        raise ValueError(f"{text!r} has host bits set; the prefix is {network}")
+    return str(network)
+
 
 Models = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=128)]] | None,
@@ -18,7 +30,9 @@ Models = Annotated[
     ),
 ]
 Concurrency = Annotated[int | None, Field(ge=1, le=1_000_000)]
-Cidrs = Annotated[list[IPv4Network | IPv6Network] | None, Field(min_length=1, max_length=64)]
+Cidrs = Annotated[
+    list[Annotated[str, StringConstraints(max_length=64), AfterValidator(prefix)]] | None, Field(min_length=1, max_length=64)
+]
 Scopes = Annotated[list[Literal["chat", "completion", "embedding", "rerank"]] | None, Field(min_length=1)]
 Limit = Annotated[int | None, Field(ge=1, le=10**12)]
 _REQUESTS = "Requests a minute; null: the deployment's limit."
