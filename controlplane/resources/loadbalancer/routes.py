@@ -99,7 +99,7 @@ async def add(call: Call, loadbalancer: Ref, body: BackendInput) -> ShownLoadbal
     return await queries.show(call.session, row)
 
 
-@noun.route("POST", f"{_BACKEND}/remove", "remove", LoadbalancerView, errors=_ONE)
+@noun.route("POST", f"{_BACKEND}/remove", "remove-backend", LoadbalancerView, errors=_ONE)
 async def remove(call: Call, loadbalancer: Ref, backend: Ref) -> ShownLoadbalancer:
     """Take a backend away at once, by its id, or name or id of its VM or endpoint; its open flows end."""
     row = await _active(call, loadbalancer)
