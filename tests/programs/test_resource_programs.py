@@ -39,6 +39,7 @@ async def rows_left(fleet: Fleet, *models: Any) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_vm(fleet: Fleet) -> None:
     async def make(world: World[Any], number: int) -> str:
         del world
@@ -55,6 +56,7 @@ async def test_vm(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_vm_that_waits_for_room(fleet: Fleet) -> None:
     """Destroyed while it waits, too: nothing was ever reserved."""
 
