@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from dataclasses import asdict
@@ -102,6 +101,8 @@ def limit(
     html: Html = None,
 ) -> None:
     """Find the highest rate that still meets an objective: doubling, then halving the bracket."""
+    import asyncio
+
     from controlplane.cli.load.drive import Plan, Target, drive
     from controlplane.cli.load.judge import Objective, find_limit, limit_of
     from controlplane.cli.load.summary import QUANTILES, summarise
@@ -173,6 +174,8 @@ def _workload(model: str, prompt: str, output: str, shared: int, prefixes: int, 
 
 
 def _run(target: Target, workload: Workload, plan: Plan) -> tuple[dict[str, Any], Ran]:
+    import asyncio
+
     from controlplane.cli.load.drive import drive
     from controlplane.cli.load.summary import summarise
 
