@@ -129,5 +129,5 @@ _COST = {"tcp": 1.0, "http": 3.0, "https": 12.0, "grpc": 8.0}
 
 
 def cost_per_second(targets: Iterable[Target]) -> float:
-    """In TCP attempts a second; the others' weights were measured beside it."""
+    """In TCP attempts a second; the weights of the others are estimates."""
     return sum(_COST[target.probe.kind] * 1000 / target.probe.interval_ms for target in targets)
