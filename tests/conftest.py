@@ -22,6 +22,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from controlplane.embedded.postgres import Postgres
+from tests import namespaces
 
 TEMPLATE = "bedplate_template"
 
@@ -109,6 +110,13 @@ async def _make_template(server: Postgres) -> None:
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
     await engine.dispose()
+
+
+@pytest.fixture
+def own_network() -> Iterator[None]:
+    """This thread in a fresh network namespace; the machine's own is not touched."""
+    with namespaces.own():
+        yield
 
 
 @pytest.fixture

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import socket
 import struct
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +25,11 @@ from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.lib.wait import until
 from hostagent.protocol.network import BackendWanted, ListenerWanted, LoadBalancerWanted
 from hostagent.protocol.wanted import Generation
+from tests import namespaces
 
-CLONE_NEWNET = 0x4000_0000
 VIP4, VIP6 = "203.0.113.10", "2001:db8:f::10"
 NAMES = {"bk_1", "bk_2", "bk_3", "bk_4"}
 SECONDS = 5.0
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ip(*words: str, netns: str = "") -> str:
@@ -57,15 +54,8 @@ class Place:
         os.close(self.descriptor)
         ip("netns", "del", self.name)
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        assert _libc.setns(self.descriptor, CLONE_NEWNET) == 0
-        try:
-            yield
-        finally:
-            assert _libc.setns(before, CLONE_NEWNET) == 0
-            os.close(before)
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        return namespaces.inside(self.descriptor)
 
     def socket(self, address: str, kind: int) -> socket.socket:
         with self.inside():

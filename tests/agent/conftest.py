@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hostagent.lib.paths import Paths
 from hostagent.protocol import codec, frames
 from hostagent.protocol.frames import Answer, Event, Request
 from hostagent.protocol.verbs import ANSWER
-from tests.agent.balancing import CLONE_NEWNET, Edge, Stage
+from tests.agent.balancing import Edge, Stage
 from tests.agent.sshd import Sshd
 
 DEADLINE_SECONDS = 30.0
@@ -196,20 +195,6 @@ async def sshd(served: Served, tmp_path: Path) -> AsyncIterator[Sshd]:
         yield daemon
     finally:
         daemon.stop()
-
-
-@pytest.fixture
-def own_network() -> Iterator[None]:
-    """This thread in a fresh network namespace; the machine's own is not touched."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    try:
-        yield
-    finally:
-        assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        os.close(before)
 
 
 @pytest.fixture

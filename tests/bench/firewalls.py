@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
 import platform
@@ -27,10 +26,10 @@ from hostagent.drivers.network.protocol import RulePart
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.protocol.network import FirewallMemberWanted, FirewallRuleWanted, FirewallWanted, PolicyWanted
 from hostagent.protocol.wanted import Generation, NicWanted
+from tests import namespaces
 from tests.conformance.netns import Machine, make_machine
 
 ONE = Generation(epoch=1, number=1)
-CLONE_NEWNET = 0x4000_0000
 POLICY = PolicyWanted(
     id="policy",
     generation=ONE,
@@ -182,10 +181,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean little")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    rows = asyncio.run(measure(is_quick=options.quick))
+    with namespaces.own():
+        rows = asyncio.run(measure(is_quick=options.quick))
     report = {
         "name": "firewalls",
         "date": datetime.now(UTC).date().isoformat(),

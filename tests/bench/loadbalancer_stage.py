@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import namespaces
 from tests.agent.balancing import Place, ip, sysctl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,18 +213,11 @@ def backend(number: int, index: int) -> str:
 
 @contextlib.contextmanager
 def staged() -> Iterator[Stage]:
-    """In a namespace of its own: the caller's thread stays there."""
-    os.unshare(os.CLONE_NEWNET) if hasattr(os, "unshare") else _unshare()
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    stage = Stage()
-    try:
-        stage.build()
-        yield stage
-    finally:
-        stage.close()
-
-
-def _unshare() -> None:
-    import ctypes
-
-    assert ctypes.CDLL(None, use_errno=True).unshare(0x4000_0000) == 0
+    """In a namespace of its own."""
+    with namespaces.own():
+        stage = Stage()
+        try:
+            stage.build()
+            yield stage
+        finally:
+            stage.close()

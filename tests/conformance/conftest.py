@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +22,6 @@ from hostagent.protocol.errors import AgentError
 if TYPE_CHECKING:
     from tests.conformance.world import World
 
-CLONE_NEWNET = 0x4000_0000
 DEADLINE_SECONDS = 20.0
 
 
@@ -77,20 +73,6 @@ async def daemon(paths: Paths) -> AsyncIterator[Daemon]:
     yield made
     if made.process is not None and made.process.returncode is None:
         await made.stop()
-
-
-@pytest.fixture
-def own_network() -> Iterator[None]:
-    """This thread in a fresh network namespace; the machine's own is not touched."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    assert libc.unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    try:
-        yield
-    finally:
-        assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        os.close(before)
 
 
 @pytest.fixture

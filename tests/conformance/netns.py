@@ -6,19 +6,16 @@ Sockets are made inside a namespace and used from outside of it: a socket stays 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hostagent.drivers.network.links import LinkSet
 from hostagent.drivers.network.protocol import HOST_MAC, LinkPlan, interface_name, peer_name
 from hostagent.protocol.wanted import Generation, NicWanted
+from tests import namespaces
 
-CLONE_NEWNET = 0x4000_0000
 ONE = Generation(epoch=1, number=1)
 ANSWER_SECONDS = 5.0
 SILENCE_SECONDS = 0.3
@@ -38,18 +35,8 @@ class Netns:
         inside = ("nsenter", "-t", str(self.pid), "-n", *argv)
         return subprocess.run(inside, check=check, capture_output=True, timeout=20)
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        libc = ctypes.CDLL(None, use_errno=True)
-        here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        there = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            assert libc.setns(there, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            yield
-        finally:
-            assert libc.setns(here, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            os.close(here)
-            os.close(there)
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        return namespaces.inside(f"/proc/{self.pid}/ns/net")
 
     def close(self) -> None:
         self._holder.kill()

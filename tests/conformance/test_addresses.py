@@ -35,7 +35,8 @@ from hostagent.protocol.wanted import Generation, Purge
 from hostagent.verbs import address, rules
 from hostagent.verbs.context import Agent, open_agent
 from tests.conformance.conftest import Daemon
-from tests.conformance.wires import frames, inside, run
+from tests.conformance.wires import frames, run
+from tests.namespaces import inside
 
 REAL = pytest.param("real", marks=pytest.mark.caps("root", "netns"))
 ONE = Generation(epoch=1, number=1)

@@ -263,6 +263,8 @@ class TestHelper:
         with pytest.raises(AgentError) as caught:
             await second.apply(EMPTY)
         assert caught.value.code == "rules.taken"
+        assert f"process {os.getpid()}: " in caught.value.message, "who it is"
+        assert "network namespace of its own" in caught.value.message, "what to do"
         await first.close()
         await second.apply(EMPTY)
         await second.close()

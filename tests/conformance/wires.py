@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import dataclasses
-import os
 import re
 import socket
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from hostagent.drivers.network.links import LinkSet
@@ -31,7 +29,8 @@ from hostagent.lib.paths import Paths
 from hostagent.lib.seal import HostSealer
 from hostagent.protocol.network import TunnelInterfaceWanted, TunnelPeerWanted, TunnelWanted
 from hostagent.protocol.wanted import Generation, NetworkWanted, NicWanted, RouteWanted
-from tests.conformance.conftest import CLONE_NEWNET, Daemon
+from tests.conformance.conftest import Daemon
+from tests.namespaces import inside
 
 ONE = Generation(epoch=1, number=1)
 PORTS = {"a": 51820, "b": 51821}
@@ -42,21 +41,6 @@ def run(*argv: str, check: bool = True, seconds: float = 20) -> str:
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=seconds)
     assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
-
-
-@contextlib.contextmanager
-def inside(netns: str) -> Iterator[None]:
-    """This thread, and what it starts, in the namespace of this name or path."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    there = os.open(netns if "/" in netns else f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        assert libc.setns(there, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        yield
-    finally:
-        assert libc.setns(before, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        os.close(before)
-        os.close(there)
 
 
 class Side:

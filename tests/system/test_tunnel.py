@@ -11,7 +11,8 @@ from hostagent.protocol.network import TunnelInterfaceWanted, TunnelPeerWanted, 
 from hostagent.protocol.verbs import Subject
 from hostagent.protocol.wanted import Generation, NetworkWanted, RouteWanted
 from provisioning.lab import HostSpec, Lab
-from tests.conformance.wires import RECEIVED, frames, inside
+from tests.conformance.wires import RECEIVED, frames
+from tests.namespaces import inside
 from tests.system.agenthost import AgentHost, can_connect
 
 pytestmark = [pytest.mark.caps("root", "netns", "sshd", "wireguard"), pytest.mark.slow]

@@ -250,8 +250,26 @@ def _right_to_write() -> socket.socket:
         right.bind(RIGHT)
     except OSError as error:
         right.close()
-        raise AgentError("rules.taken", "another agent writes the rules of this network namespace") from error
+        raise AgentError(
+            "rules.taken",
+            f"{_writer()} writes the rules of this network namespace, and two agents cannot: "
+            "end it, or run one of the two in a network namespace of its own",
+        ) from error
     return right
+
+
+def _writer() -> str:
+    """Who has the right to write, in words."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/thread-self/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+        inodes = {f"socket:[{line.split()[6]}]" for line in lines if line.endswith(f" @{RIGHT[1:]}")}
+        for entry in Path("/proc").glob("[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):
+                if str(entry.readlink()) in inodes:
+                    process = entry.parent.parent
+                    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    return f"another agent (process {process.name}: {command[:_TAIL]})"
+    return "another agent (which cannot be seen from here)"
 
 
 async def _run_program(text: str) -> str:
