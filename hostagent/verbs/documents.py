@@ -54,6 +54,7 @@ class Documents:
         self._documents: dict[Key, Any] = {}
         self._tombstones: dict[Key, Tombstone] = {}
         self.broken: dict[Key, str] = {}
+        self._newest_epoch = 0
 
     async def load(self) -> None:
         """Read everything; once, at start."""
@@ -87,12 +88,20 @@ class Documents:
             content["body"] = body
         files.write_atomically(self._path(kind, document.id), json.dumps(content).encode())
         self._documents[kind, document.id] = document
+        self._heard(document.generation)
         self.broken.pop((kind, document.id), None)
 
     def drop(self, kind: str, object_id: str) -> None:
         files.remove(self._path(kind, object_id))
         self._documents.pop((kind, object_id), None)
         self.broken.pop((kind, object_id), None)
+
+    def newest_epoch(self) -> int:
+        """The highest epoch that this host was told anything under; 0: nothing yet."""
+        return self._newest_epoch
+
+    def _heard(self, generation: Generation) -> None:
+        self._newest_epoch = max(self._newest_epoch, generation.epoch)
 
     def tombstone(self, kind: str, object_id: str) -> Generation | None:
         found = self._tombstones.get((kind, object_id))
@@ -109,6 +118,7 @@ class Documents:
         stone = Tombstone(generation=max(generation, found) if found else generation, at=time.time())
         files.write_atomically(self._paths.tombstones / kind / f"{object_id}.json", json.dumps(codec.encode(stone)).encode())
         self._tombstones[kind, object_id] = stone
+        self._heard(stone.generation)
 
     def forget_old_tombstones(self, now: float) -> None:
         for (kind, object_id), stone in list(self._tombstones.items()):
@@ -124,6 +134,7 @@ class Documents:
             self.broken[kind, path.stem] = str(error)
             return
         self._documents[kind, path.stem] = document
+        self._heard(document.generation)
 
     async def _open(self, kind: str, object_id: str, content: dict[str, Any]) -> Any:
         if content["version"] != _VERSION:
@@ -135,7 +146,9 @@ class Documents:
 
     def _load_tombstone(self, kind: str, path: Path) -> None:
         try:
-            self._tombstones[kind, path.stem] = codec.decode(Tombstone, _read(path))
+            stone = codec.decode(Tombstone, _read(path))
+            self._tombstones[kind, path.stem] = stone
+            self._heard(stone.generation)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.broken[kind, path.stem] = f"tombstone: {error}"
 

@@ -60,6 +60,7 @@ async def ensure(agent: Agent, kind: Kind, document: Any) -> Outcome:
 
 async def _admit(agent: Agent, kind: Kind, key: Key, document: Any) -> None:
     """Take the document, or refuse it: older than what is here, or purged already, or another one of the same generation."""
+    _refuse_former(agent, document.generation)
     grave = agent.documents.tombstone(*key)
     if grave is not None and document.generation <= grave:
         raise AgentError("generation.purged", f"{key[1]} was purged at generation {_text(grave)}", retryable=False)
@@ -76,6 +77,17 @@ async def _admit(agent: Agent, kind: Kind, key: Key, document: Any) -> None:
     await agent.documents.put(kind.name, document)
 
 
+def _refuse_former(agent: Agent, generation: Generation) -> None:
+    """A control plane that was restored elsewhere has told this host something: the one before it is not heard any more."""
+    newest = agent.documents.newest_epoch()
+    if generation.epoch < newest:
+        raise AgentError(
+            "generation.former_epoch",
+            f"this host serves epoch {newest}; this was said under epoch {generation.epoch}",
+            retryable=False,
+        )
+
+
 def start_ensure(agent: Agent, kind: Kind, document: Any) -> Job:
     """The caller made sure that no job runs for this object."""
 
@@ -88,6 +100,7 @@ def start_ensure(agent: Agent, kind: Kind, document: Any) -> Job:
 async def purge(agent: Agent, kind: Kind, body: Purge) -> Outcome:
     key = (kind.name, check_id(body.id))
     async with agent.admission.hold(key):
+        _refuse_former(agent, body.generation)
         present = agent.documents.get(*key)
         if present is not None and present.generation > body.generation:
             raise AgentError("generation.stale", f"{body.id} is at generation {_text(present.generation)}", retryable=False)

@@ -124,8 +124,24 @@ async def test_a_purged_generation_never_comes_back(host: FakeHost, links: FakeL
 async def test_an_epoch_beats_every_number(host: FakeHost, links: FakeLinks, tmp_path: Path):
     await running_vm(links, tmp_path)
     assert isinstance(await links.ensure("h", vm_wanted(Generation(epoch=2, number=0))), Succeeded)
-    with pytest.raises(AgentError, match=r"generation\.stale"):
+    with pytest.raises(AgentError, match=r"generation\.former_epoch"):
         await links.ensure("h", vm_wanted(Generation(epoch=1, number=99)))
+
+
+async def test_what_a_restored_control_plane_replaced_is_not_heard_about_anything(
+    host: FakeHost, links: FakeLinks, tmp_path: Path
+):
+    """Also not about objects that the restored one has not spoken of yet, nor after the agent's restart."""
+    await running_vm(links, tmp_path)
+    await links.purge("h", "image", "img_other", Generation(epoch=2, number=1))
+    again = await FakeHost.open("h", tmp_path)
+    for agent in (host, again):
+        links.add("h", agent.answer)
+        with pytest.raises(AgentError, match=r"generation\.former_epoch"):
+            await links.ensure("h", vm_wanted(Generation(epoch=1, number=99)))
+        with pytest.raises(AgentError, match=r"generation\.former_epoch"):
+            await links.purge("h", "vm", VM, Generation(epoch=1, number=99))
+    assert (await links.observe("h", "vm", VM)) is not None
 
 
 async def test_older_or_different_documents_are_refused(host: FakeHost, links: FakeLinks, tmp_path: Path):

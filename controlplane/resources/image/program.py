@@ -51,7 +51,9 @@ class ImageCopyProgram(Program[ImageCopy, HostLinks]):
             seen = await self.world.hosts.observe(self.subject.host_id, "image", self.subject.image_id)
         except HostUnreachable:
             return wait(seconds=LOOK_SECONDS)
-        if seen is None or seen.state != "present":
+        async with self.tx() as tx:
+            generation = Generation(epoch=await epoch.current(tx.session), number=_NUMBER)
+        if seen is None or seen.state != "present" or seen.generation != generation:
             return goto(self.copy)
         return wait(seconds=LOOK_SECONDS)
 

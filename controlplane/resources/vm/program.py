@@ -127,7 +127,7 @@ class VmProgram(Program[Vm, HostLinks]):
             seen = await self.world.hosts.observe(vm.host_id, "vm", vm.id)
         except (HostUnreachable, HostKeyChanged):
             return wait(seconds=LOOK_SECONDS)  # the host's own state tells; its return is a signal
-        if seen is None or seen.generation is None or seen.generation.number != vm.generation:
+        if seen is None or seen.generation != await self._generation():
             return goto(self.apply)
         state = "stopped" if seen.state == "absent" else seen.state  # the document is there, no process is
         async with self.tx() as tx:
@@ -196,6 +196,11 @@ class VmProgram(Program[Vm, HostLinks]):
         if vm.user_data_sealed is not None:
             user_data = self.world.sealer.open(vm.user_data_sealed, context=service.seal_context(vm.id))
         return vm_document(vm, image, volumes, nics, epoch=number, user_data=user_data.decode())
+
+    async def _generation(self) -> Generation:
+        """What the host shall have: after a restore the epoch is another one, and everything is told again."""
+        async with self.tx() as tx:
+            return Generation(epoch=await epoch.current(tx.session), number=self.subject.generation)
 
     async def _is_host_forgotten(self, host_id: str) -> bool:
         """Whether the operator gave the host up: then nothing is said to it any more."""
