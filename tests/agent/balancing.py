@@ -73,7 +73,7 @@ class Backend:
         self.accepted = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[socket.socket] = []
-        self._flows: set[socket.socket] = set()
+        self.flows: set[socket.socket] = set()
 
     def listen(self, port: int = 8080, addresses: tuple[str, ...] = ()) -> None:
         for address in addresses or (self.ipv4, self.ipv6):
@@ -95,7 +95,7 @@ class Backend:
         while True:
             flow, peer = await loop.sock_accept(server)
             self.accepted += 1
-            self._flows.add(flow)
+            self.flows.add(flow)
             self._run(self._echo(flow, peer))
 
     async def _echo(self, flow: socket.socket, peer) -> None:
@@ -104,7 +104,7 @@ class Backend:
             await loop.sock_sendall(flow, f"{self.name} {peer[0]}\n".encode())
             while data := await loop.sock_recv(flow, 65536):
                 await loop.sock_sendall(flow, data)
-        self._flows.discard(flow)
+        self.flows.discard(flow)
         flow.close()
 
     async def _datagrams(self, server: socket.socket) -> None:
@@ -118,10 +118,10 @@ class Backend:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for item in (*self._servers, *self._flows):
+        for item in (*self._servers, *self.flows):
             item.close()
         self._servers.clear()
-        self._flows.clear()
+        self.flows.clear()
 
 
 class Stage:
@@ -139,13 +139,18 @@ class Stage:
         self._wire(self.client, "c0", 0, "198.51.100", "2001:db8:c")
         for host in range(3, 40):
             ip("address", "add", f"198.51.100.{host}/24", "dev", "eth0", netns=self.client.name)
+        ip("address", "add", "2001:db8:c::9/64", "dev", "eth0", "nodad", netns=self.client.name)
         for vip in (f"{VIP4}/32", f"{VIP6}/128"):
             ip("address", "add", vip, "dev", "lo")
         for number in range(1, backends + 1):
             place = Place()
             self._places.append(place)
             self._wire(place, f"b{number}", number, f"10.9.{number}", f"fd00:9:{number}")
-            self.backends.append(Backend(place, f"bk_{number}", f"10.9.{number}.2", f"fd00:9:{number}::2"))
+            self.add(place, f"10.9.{number}.2", f"fd00:9:{number}::2")
+
+    def add(self, place: Place, ipv4: str, ipv6: str) -> None:
+        """One more backend."""
+        self.backends.append(Backend(place, f"bk_{len(self.backends) + 1}", ipv4, ipv6))
 
     def _wire(self, place: Place, name: str, number: int, v4: str, v6: str) -> None:
         ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", place.name)
