@@ -1,7 +1,8 @@
 """Tries a program as the world will: every step twice, crashes, stolen leases, `destroy` after every step.
 
 The one rule: each trial is a life of its own, from `make` to a finished run, and after it nothing may be left.
-For tests; nothing in the product imports it. Waits are skipped, so a life takes milliseconds.
+For tests; nothing in the product imports it. Waits are skipped, so a life takes milliseconds. Who rests and was told
+nothing looks only when nothing else moves: the clock of a minute strikes after the seconds that others wait for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import asyncpg
 
 from controlplane.kernel import service
 from controlplane.kernel.outcome import LeaseLost, Outcome
-from controlplane.kernel.program import DESTROY
+from controlplane.kernel.program import DESTROY, Program
+from controlplane.kernel.reconcile import Reconciler
 from controlplane.kernel.registry import Registry
 from controlplane.kernel.runner import Runner
 from controlplane.kernel.service import Connection
@@ -28,7 +30,9 @@ from controlplane.kernel.world import World
 MOST_STEPS = 500
 MOST_IDLE_ROUNDS = 12  # rounds in which every run only polled or failed
 _DUE = """
-SELECT id FROM run WHERE finished_at IS NULL AND (
+SELECT id, program, step, ready_at IS NOT NULL AND lease IS NULL AND last_error IS NULL
+    AND NOT EXISTS (SELECT FROM signal WHERE run_id = run.id AND seen_at IS NULL) AS may_rest
+FROM run WHERE finished_at IS NULL AND (
     (parked_at IS NULL AND (wake_at IS NOT NULL OR EXISTS (SELECT FROM signal WHERE run_id = run.id AND seen_at IS NULL)))
     OR EXISTS (SELECT FROM signal WHERE run_id = run.id AND seen_at IS NULL AND kind IN ('destroy', 'resume')))
 ORDER BY id"""
@@ -128,10 +132,12 @@ class _SteppingRunner(Runner):
 
     chain = 1
 
-    def __init__(self, world: World[Any], registry: Registry, fault: Fault) -> None:
-        super().__init__(world=world, registry=registry)
+    def __init__(self, world: World[Any], scenario: Scenario, fault: Fault) -> None:
+        super().__init__(world=world, registry=scenario.registry)
+        self.on_trial = scenario.program
         self.faults = _Faults(fault=fault)
         self.trace: list[str] = []
+        self.steps = 0  # of programs; reconcilers look beside them, and count where they are on trial themselves
 
     def _work_of(self, row: asyncpg.Record) -> Work:
         work = _FaultyWork.of(row, self.database, self.registry.seconds.get(row["program"], {}))
@@ -145,7 +151,9 @@ class _SteppingRunner(Runner):
         row = await self._claim(run_id)
         if row is None:
             return False
-        self.trace.append(f"{row['program']}.{row['step']}")
+        name = row["program"]
+        self.trace.append(f"{name}.{row['step']}")
+        self.steps += name == self.on_trial or not issubclass(self.registry.programs.get(name, Program), Reconciler)
         with contextlib.suppress(_Crash, LeaseLost):
             await self._drive(row)
         return True
@@ -161,19 +169,19 @@ class Harness:
 
     async def run(self, *, stride: int = 1) -> int:
         """All trials; returns how many lives that took. `stride` 2 destroys after each second step only, and so on."""
-        steps = await self.life()
-        for fault in (Fault.CRASH, Fault.STOLEN):
-            await self.life(fault=fault)
-        for after in range(0, steps + 1, stride):
-            await self.life(destroy_after=after)
-            await self.life(destroy_after=after, fault=Fault.CRASH)
+        await self.life(fault=Fault.STOLEN)
+        for fault in (Fault.NONE, Fault.CRASH):
+            steps = await self.life(fault=fault)
+            for after in range(0, steps + 1, stride):
+                if await self.life(fault=fault, destroy_after=after) < after:
+                    break  # it had come to rest before
         return self._lives
 
     async def life(self, *, fault: Fault = Fault.NONE, destroy_after: int | None = None) -> int:
         """One subject from start to finished run; returns the steps that ran before the end was asked for."""
         self._lives += 1
         subject = await self.scenario.make(self.world, self._lives)
-        runner = _SteppingRunner(self.world, self.scenario.registry, fault)
+        runner = _SteppingRunner(self.world, self.scenario, fault)
         try:
             steps = await self._live(runner, subject, destroy_after)
             await self._die(runner, subject)
@@ -194,9 +202,8 @@ class Harness:
                 if not self.scenario.may_park:
                     raise HarnessFailed(f"step {run['step']} parked: {run['parked_code']}: {run['parked_detail']}")
                 break
-            before = len(runner.trace)
-            has_moved = await self._round(runner, None if limit is None else limit - before)
-            if limit is not None and len(runner.trace) >= limit:
+            has_moved = await self._round(runner, limit)
+            if limit is not None and runner.steps >= limit:
                 break
             idle = 0 if has_moved else idle + 1
             if has_moved:
@@ -208,7 +215,7 @@ class Harness:
                 await self._signal(subject, changes.pop(0))
             else:
                 await self._nudge(subject, run, idle)
-        return len(runner.trace)
+        return runner.steps
 
     async def _die(self, runner: _SteppingRunner, subject: str) -> None:
         """Ask for the end (unless it came), run until nothing moves, and look for leftovers."""
@@ -221,24 +228,41 @@ class Harness:
             idle = 0 if await self._round(runner, None) else idle + 1
             if idle:
                 await self._nudge(subject, run, idle)
+        while await self._round(runner, None, with_clock=False):
+            pass
+        if not await self.scenario.leftovers(self.world, subject):
+            return
         while await self._round(runner, None):
             pass
         if left := list(await self.scenario.leftovers(self.world, subject)):
             raise HarnessFailed(f"left over: {', '.join(left)}")
 
-    async def _round(self, runner: _SteppingRunner, limit: int | None) -> bool:
-        """One step for every run that is due; whether any moved (to another step, or to its end, or crashed)."""
+    async def _round(self, runner: _SteppingRunner, limit: int | None, *, with_clock: bool = True) -> bool:
+        """One step for every run that is due; whether any moved (to another step, or to its end, or crashed).
+
+        When none did, one for every run at rest, unless without the clock.
+        """
+        resting, working = [], []
+        for row in await self.world.database.pool.fetch(_DUE):
+            is_rest_step = runner.registry.seconds.get(row["program"], {}).get(row["step"], 0) is None
+            (resting if row["may_rest"] and is_rest_step else working).append(row["id"])
+        has_moved = await self._step_each(runner, working, limit)
+        if not has_moved and with_clock:
+            has_moved = await self._step_each(runner, resting, limit)
+        if len(runner.trace) > MOST_STEPS:
+            raise HarnessFailed(f"it does not come to rest in {MOST_STEPS} steps")
+        return has_moved
+
+    async def _step_each(self, runner: _SteppingRunner, run_ids: Sequence[str], limit: int | None) -> bool:
         pool = self.world.database.pool
         has_moved = False
         query = "SELECT step, memo, finished_at, parked_at, lease FROM run WHERE id = $1"
-        for count, (run_id,) in enumerate(await pool.fetch(_DUE)):
-            if limit is not None and count >= limit:
+        for run_id in run_ids:
+            if limit is not None and runner.steps >= limit:
                 break
             before = await pool.fetchrow(query, run_id)
             await runner.one_step(run_id)
             has_moved |= before != await pool.fetchrow(query, run_id)
-        if len(runner.trace) > MOST_STEPS:
-            raise HarnessFailed(f"it does not come to rest in {MOST_STEPS} steps")
         return has_moved
 
     async def _nudge(self, subject: str, run: asyncpg.Record, idle: int) -> None:
