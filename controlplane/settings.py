@@ -111,6 +111,8 @@ class CertificateSettings(Section):
 class ApiSettings(Section):
     listen: str = Field(default="127.0.0.1:8700", description="Address and port of API and console.")
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body; larger ones are refused with 413.")
+    session_hours: int = Field(default=168, ge=1, le=8760, description="A browser's session ends after this at the latest.")
+    session_idle_minutes: int = Field(default=720, ge=5, le=525_600, description="An unused session ends after this.")
     tls: TlsSettings = TlsSettings()
 
 

@@ -20,7 +20,7 @@ from controlplane.api.errors import ChangedMeanwhile
 from controlplane.api.idempotency import Claim
 from controlplane.api.pages import PageOf, PageQuery, page_of
 from controlplane.audit.service import snapshot
-from controlplane.authz.service import Actor
+from controlplane.authz.service import ANONYMOUS, Actor
 from controlplane.core.clock import Clock
 from controlplane.core.errors import NotFound, catalogue
 from controlplane.core.ids import is_id
@@ -32,6 +32,7 @@ from controlplane.models.project import Project
 from controlplane.settings import Settings
 
 Row = TypeVar("Row", bound=Base)
+Seen = Sequence[ColumnElement[bool]] | None
 
 
 class Database(Protocol):
@@ -86,12 +87,13 @@ class RequestContext:
         assert self.project is not None, "this operation is not under a project"
         return self.project.id
 
-    async def load(self, model: type[Row], ref: str) -> Row:
+    async def load(self, model: type[Row], ref: str, *, seen: Seen = None) -> Row:
         """The row with this name or id that the actor may see; in a write it is locked and `If-Match` is checked.
 
-        Raises NotFound (the noun's own type when it has one, AbsentOnDelete in a DELETE) and ChangedMeanwhile.
+        `seen` are the conditions of what may be seen where the project does not decide it. Raises NotFound (the noun's own
+        type when it has one, AbsentOnDelete in a DELETE) and ChangedMeanwhile.
         """
-        row = await self.find(model, ref)
+        row = await self.find(model, ref, seen=seen)
         if row is None:
             if self.request.method == "DELETE" and self.subject is None:
                 raise AbsentOnDelete
@@ -103,7 +105,7 @@ class RequestContext:
                 self._check_if_match(row)
         return row
 
-    async def find(self, model: type[Row], ref: str) -> Row | None:
+    async def find(self, model: type[Row], ref: str, *, seen: Seen = None) -> Row | None:
         """Like `load`, but None when there is nothing, and without any check.
 
         What another resource keeps under its own name (`owner_id`) is found by id alone.
@@ -113,7 +115,7 @@ class RequestContext:
             return None
         is_by_id = is_id(ref) or not hasattr(model, "name")
         matches = columns.id == ref if is_by_id else columns.name == ref
-        query = select(model).where(matches, *self.visible(model))
+        query = select(model).where(matches, *(self.visible(model) if seen is None else seen))
         if not is_by_id and hasattr(model, "owner_id"):
             query = query.where(columns.owner_id.is_(None))
         return await self.session.scalar(query.with_for_update(key_share=True) if self.is_write else query)
@@ -126,23 +128,28 @@ class RequestContext:
         if self.actor.is_operator:
             return ()
         if model is Project:
-            return (columns.id == self.actor.project_id,)
+            return (columns.id.in_(self.actor.project_ids),)
         if hasattr(model, "project_id"):
-            return (columns.project_id == self.actor.project_id,)
+            return (columns.project_id.in_(self.actor.project_ids),)
         return ()
 
     async def page(
-        self, model: type[Row], page: PageQuery, *where: ColumnElement[bool], fields: Sequence[str] = ()
+        self,
+        model: type[Row],
+        page: PageQuery,
+        *where: ColumnElement[bool],
+        fields: Sequence[str] = (),
+        seen: Seen = None,
     ) -> PageOf[Row]:
         """One page of the visible rows of `model`; `fields` may be sorted and filtered by, besides the usual ones."""
-        query: Select[Row] = select(model).where(*self.visible(model), *where)
+        query: Select[Row] = select(model).where(*(self.visible(model) if seen is None else seen), *where)
         return await page_of(self.session, model, query, page, fields=fields)
 
     async def take_key(self) -> None:
         """Hold the request's Idempotency-Key until the end of the transaction. Raises AlreadyAnswered."""
         key = self.request.headers.get("idempotency-key")
-        if key is None or self.request.method != "POST":
-            return
+        if key is None or self.request.method != "POST" or self.actor is ANONYMOUS:
+            return  # anonymous callers share no key: they are not one
         self.claim = await idempotency.claim(
             self.session,
             self.services.sealer,

@@ -1,6 +1,6 @@
 """The route frame: what every operation of the API goes through, so that a noun's routes hold only what is its own.
 
-For each request: authenticate the bearer token, find the project in the path, authorise the action, claim the
+For each request: authenticate the token or session, find the project in the path, authorise the action, claim the
 Idempotency-Key, run the handler, write operation, audit and event, set ETag and Location, commit. The kernel's session
 nudges the workers after the commit.
 The one rule: a handler returns a row (or a page of rows) and never commits. `docs/adding-a-resource.md` shows the use.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -32,14 +33,14 @@ from controlplane.api.errors import (
 )
 from controlplane.api.pages import Page, PageOf
 from controlplane.api.schemas import Listing
+from controlplane.api.session import authenticated
 from controlplane.audit import service as audit
-from controlplane.authz.service import Actor, Resource, authorise
+from controlplane.authz.service import ANONYMOUS, Actor, Resource, authorise
 from controlplane.core.errors import BedplateError, Forbidden, InvalidInput, NotFound, Unauthenticated, Unavailable
 from controlplane.core.ids import is_id
 from controlplane.core.paging import PageTokenInvalid
 from controlplane.events.service import emit
-from controlplane.identity.errors import TokenMissing
-from controlplane.identity.service import authenticate
+from controlplane.identity.errors import CrossSite, SessionEnded, TokenMissing
 from controlplane.models.base import Base
 from controlplane.models.project import Project
 from controlplane.resources.operation import service as operations
@@ -51,13 +52,33 @@ Ref = Annotated[str, Path(description="Name or id.", examples=["web-1"], max_len
 
 ACTION = "x-bedplate-action"
 ACCEPTS = "x-bedplate-accepts"
-_ALWAYS: tuple[type[BedplateError], ...] = (TokenMissing, Unauthenticated, InvalidInput, Unavailable, BedplateError)
+PUBLIC = "x-bedplate-public"
+"""Operations by which somebody signs in: they ask for no token."""
+_ALWAYS: tuple[type[BedplateError], ...] = (
+    TokenMissing,
+    Unauthenticated,
+    SessionEnded,
+    InvalidInput,
+    Unavailable,
+    BedplateError,
+)
 _ON_BODY: tuple[type[BedplateError], ...] = (MalformedJson, BodyTooLarge, MediaTypeUnsupported)
 
 
 def project_from_path(project: Annotated[str, Path(description="Name or id of the project.", examples=["default"])]) -> None:
     """Declares the path parameter; the frame itself resolves it."""
     del project
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What the frame knows of a route."""
+
+    action: str
+    accepts: str
+    _: KW_ONLY
+    is_named: bool
+    is_public: bool
 
 
 class FramedRoute(APIRoute):
@@ -67,18 +88,17 @@ class FramedRoute(APIRoute):
         inner = super().get_route_handler()
         action = str((self.openapi_extra or {})[ACTION])
         accepts = str((self.openapi_extra or {}).get(ACCEPTS, "application/json"))
+        is_public = bool((self.openapi_extra or {}).get(PUBLIC))
         is_named = "{" in self.path_format.removeprefix("/v1/projects/{project}/")
 
         async def handle(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
-            return await _answer(strict, action, inner, is_named=is_named, accepts=accepts)
+            return await _answer(strict, inner, Operation(action, accepts, is_named=is_named, is_public=is_public))
 
         return handle
 
 
-async def _answer(
-    request: Request, action: str, inner: Callable[[Request], Awaitable[Response]], *, is_named: bool, accepts: str
-) -> Response:
+async def _answer(request: Request, inner: Callable[[Request], Awaitable[Response]], operation: Operation) -> Response:
     services: Services = request.app.state.services
     async with services.database.sessionmaker() as session:
         call = RequestContext(
@@ -86,13 +106,14 @@ async def _answer(
             session=session,
             request=request,
             request_id=request.scope.get("bedplate.request_id", ""),
-            actor=await _authenticated(session, request.headers.get("authorization")),
-            action=action,
+            actor=ANONYMOUS if operation.is_public else await _authenticated(services, session, request),
+            action=operation.action,
             is_write=request.method not in {"GET", "HEAD"},
         )
         request.state.call = call
-        await enter_project(call, is_named=is_named)
-        _check_media_type(request, accepts)
+        if not operation.is_public:
+            await enter_project(call, is_named=operation.is_named)
+        _check_media_type(request, operation.accepts)
         try:
             await call.take_key()
             response = await inner(request)
@@ -111,15 +132,15 @@ async def _answer(
         return response
 
 
-async def _authenticated(session: AsyncSession, authorization: str | None) -> Actor:
+async def _authenticated(services: Services, session: AsyncSession, request: Request) -> Actor:
     """The actor; once more on a fresh connection when the pooled one was dead, for nothing was done yet."""
     try:
-        return await authenticate(session, authorization)
+        return await authenticated(services, session, request)
     except DBAPIError as error:
         if not error.connection_invalidated:
             raise
         await session.rollback()
-        return await authenticate(session, authorization)
+        return await authenticated(services, session, request)
 
 
 async def enter_project(call: RequestContext, *, is_named: bool) -> None:
@@ -259,12 +280,13 @@ class Noun:
         errors: Sequence[type[BedplateError]] = (),
         answers: dict[int | str, dict[str, Any]] | None = None,
         accepts: str = "",
+        is_public: bool = False,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
         """Any other operation: `path` is what follows the plural; `answers` are declared besides; `options` go to FastAPI.
 
-        `accepts` is the content type of bodies when it is not JSON. Many parameters, because they are what FastAPI and the
-        OpenAPI document are told of an operation; the usual ones have a shorter way above.
+        `accepts` is the content type of bodies when it is not JSON; a public operation asks for no token. Many parameters, because they
+        are what FastAPI and the OpenAPI document are told of an operation; the usual ones have a shorter way above.
         """
 
         def declare(handler: Handler) -> Handler:
@@ -278,12 +300,18 @@ class Noun:
                 summary=f"{verb.replace('-', ' ').capitalize()} {self.plural if verb == 'list' else self._title}",
                 description=(handler.__doc__ or "").strip() or None,
                 responses=_declared(method, errors) | (answers or {}),
-                openapi_extra={ACTION: f"{self.kind}.{verb}", **({ACCEPTS: accepts} if accepts else {})},
+                openapi_extra=_extra(f"{self.kind}.{verb}", accepts, is_public=is_public),
                 **options,
             )
             return handler
 
         return declare
+
+
+def _extra(action: str, accepts: str, *, is_public: bool) -> dict[str, Any]:
+    """What the OpenAPI document says besides, and the frame reads back."""
+    extra: dict[str, Any] = {ACTION: action, ACCEPTS: accepts} if accepts else {ACTION: action}
+    return extra | ({PUBLIC: True, "security": []} if is_public else {})
 
 
 def _declared(method: str, errors: Sequence[type[BedplateError]]) -> dict[int | str, dict[str, Any]]:
@@ -295,6 +323,8 @@ def _declared(method: str, errors: Sequence[type[BedplateError]]) -> dict[int | 
 def declared_problems(method: str, errors: Sequence[type[BedplateError]]) -> dict[int | str, dict[str, Any]]:
     """The error answers of an operation for the OpenAPI document, by status, naming their codes."""
     general: list[type[BedplateError]] = [*_ALWAYS, NotFound, Forbidden]
+    if method != "GET":
+        general.append(CrossSite)
     if method in {"POST", "PATCH", "PUT"}:
         general += _ON_BODY
     if method == "POST":

@@ -49,6 +49,8 @@ def render(error: BedplateError, request_id: str, headers: Mapping[str, str] | N
         answer.headers["www-authenticate"] = 'Bearer realm="bedplate"'
     if isinstance(error, Unavailable):
         answer.headers["retry-after"] = _RETRY_SECONDS
+    if "retry_after_seconds" in error.context:
+        answer.headers["retry-after"] = str(error.context["retry_after_seconds"])
     return answer
 
 

@@ -18,7 +18,7 @@ from controlplane.api import guard
 from controlplane.api.app import create_app
 from controlplane.api.call import Services
 from controlplane.api.certificate import CertificateKeeper
-from controlplane.identity.service import MasterKeyWrong, check_master_key, ensure_operator_token
+from controlplane.identity.service import MasterKeyWrong, check_master_key, ensure_first_user, ensure_operator_token
 from controlplane.kernel.database import Database
 from controlplane.kernel.publish import CeleryPublisher
 from controlplane.keyfile import KeyFileUnusable, load_sealer
@@ -60,6 +60,7 @@ async def serve(settings: Settings, listener: Listener) -> None:
         async with database.session() as session:
             await check_master_key(session, sealer)
             await ensure_operator_token(session, settings.state_dir)
+            await ensure_first_user(session, settings.state_dir)
         app = create_app(settings, database, sealer=sealer)
         config = uvicorn.Config(
             app,

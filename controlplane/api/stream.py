@@ -19,12 +19,12 @@ from controlplane.api import problems
 from controlplane.api.call import RequestContext, Services, not_found
 from controlplane.api.errors import StreamRefused, StreamUnavailable
 from controlplane.api.frame import enter_project
+from controlplane.api.session import authenticated
 from controlplane.audit import service as audit
 from controlplane.core import json
 from controlplane.core.errors import BedplateError
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.ticket import StreamTicket, issue
-from controlplane.identity.service import authenticate
 from controlplane.kernel.service import shard_of
 from controlplane.models.vm import Vm
 from controlplane.models.watch import WatchPresence, WatchShard
@@ -127,7 +127,7 @@ async def _admitted(websocket: WebSocket, request_id: str, vm: str, action: str,
             session=session,
             request=cast("Request", websocket),
             request_id=request_id,
-            actor=await authenticate(session, _authorization(websocket)),
+            actor=await authenticated(services, session, websocket, authorization=_authorization(websocket)),
             action=action,
             is_write=False,
         )

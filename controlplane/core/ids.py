@@ -33,6 +33,7 @@ class Kind(StrEnum):
     INCIDENT = "inc"
     KEY = "key"
     LOADBALANCER = "lb"
+    MEMBER = "mem"
     MODEL = "mod"
     NETWORK = "net"
     NIC = "nic"
@@ -44,6 +45,7 @@ class Kind(StrEnum):
     REQUEST = "req"
     ROUTE = "rt"
     RUN = "run"
+    SESSION = "sess"
     SNAPSHOT = "snap"
     TOKEN = "tok"  # noqa: S105 - a prefix, not a secret
     USER = "user"

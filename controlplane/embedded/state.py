@@ -34,6 +34,11 @@ class StateDirectory:
     def token_file(self) -> Path:
         return self.path / "operator-token"
 
+    @property
+    def link_file(self) -> Path:
+        """The first operator's one-time link, until it was used."""
+        return self.path / "operator-link"
+
     def prepare(self) -> None:
         """Make it (others may pass through, not list). Raises StateUnusable."""
         if not has_short_socket_path(self.path / "postgres/run/.s.PGSQL.5432.lock"):

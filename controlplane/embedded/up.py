@@ -110,6 +110,10 @@ def _tell(deployment: Deployment, *, is_first: bool) -> None:
     say("bedplate", f"state    {deployment.state.path} (operator token: {deployment.state.token_file})")
     if is_first and sys.stderr.isatty():  # a secret is shown to a person, never written to a log
         say("bedplate", f"operator token, shown this once: {deployment.state.token_file.read_text().strip()}")
+    if deployment.state.link_file.exists():
+        say("bedplate", f"nobody has signed in yet: the first operator's one-time link is in {deployment.state.link_file}")
+        if sys.stderr.isatty():
+            say("bedplate", f"sign in once by {deployment.api_url}/welcome#{deployment.state.link_file.read_text().strip()}")
 
 
 def main(arguments: list[str] | None = None) -> int:

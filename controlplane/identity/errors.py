@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Unauthenticated
+from controlplane.core.errors import Forbidden, Unauthenticated
 
 
 class TokenMissing(Unauthenticated):
-    """The request has no `Authorization: Bearer …` header; send the token of `bedplate login` or `operator-token`."""
+    """The request has neither an `Authorization: Bearer …` header nor a session; send the token of `bedplate login`."""
 
     code = "auth.token_missing"
     title = "A bearer token is needed"
+
+
+class SessionEnded(Unauthenticated):
+    """The session has ended (signed out, idle for too long, or ended elsewhere). Sign in again; nothing was changed."""
+
+    code = "auth.session_ended"
+    title = "Sign in again"
+
+
+class CrossSite(Forbidden):
+    """A change came with a browser's session, but not from the console's own pages. Programs use a token instead."""
+
+    code = "auth.cross_site"
+    title = "The request comes from another site"

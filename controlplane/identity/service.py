@@ -1,11 +1,14 @@
-"""Who is asking: bearer tokens made, hashed and looked up. The one rule: a token's plain text leaves this module once."""
+"""Who is asking: tokens, sessions and one-time links made, hashed and looked up. The one rule: what is secret of them
+leaves this module once, when it is made.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import select
@@ -18,11 +21,20 @@ from controlplane.core.files import write_whole
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.sealing import SealBroken, Sealer
 from controlplane.identity import queries
-from controlplane.identity.errors import TokenMissing
+from controlplane.identity.errors import SessionEnded, TokenMissing
 from controlplane.models.deployment import Deployment
+from controlplane.models.session import UserSession
 from controlplane.models.token import Token
+from controlplane.models.user import User
+
+LINK_LIFE = timedelta(days=1)
+OPERATOR_LINK_FILE = "operator-link"
 
 _PREFIX = "bpt_"
+_LINK_PREFIX = "bpl_"
+_SESSION_PREFIX = "bps_"
+_FIRST_USER_NAME = "admin"
+_USER_AGENT_CHARACTERS = 256
 _KEY_CHECK = b"bedplate"
 _KEY_CHECK_CONTEXT = "deployment.key_check"
 _SECRET_BYTES = 32
@@ -38,12 +50,28 @@ class NewToken:
     secret: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """A session row and, this once, the secret of its cookie."""
+
+    row: UserSession
+    secret: str
+
+
 def digest(secret: str) -> bytes:
     """What is stored of a token: 256 random bits need no slow hash."""
     return hashlib.sha256(secret.encode()).digest()
 
 
-def new_token(*, name: str, role: Role, project_id: str | None = None, expires_at: datetime | None = None) -> NewToken:
+def new_token(
+    *,
+    name: str,
+    role: Role,
+    project_id: str | None = None,
+    user_id: str | None = None,
+    scopes: Sequence[str] = (),
+    expires_at: datetime | None = None,
+) -> NewToken:
     """A fresh token, not yet in any session."""
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     row = Token(
@@ -51,6 +79,8 @@ def new_token(*, name: str, role: Role, project_id: str | None = None, expires_a
         name=name,
         role=role.value,
         project_id=project_id,
+        user_id=user_id,
+        scopes=list(scopes),
         secret_sha256=digest(secret),
         hint=secret[-4:],
         expires_at=expires_at,
@@ -58,17 +88,89 @@ def new_token(*, name: str, role: Role, project_id: str | None = None, expires_a
     return NewToken(row=row, secret=secret)
 
 
-async def authenticate(session: AsyncSession, authorization: str | None) -> Actor:
-    """The actor behind an Authorization header; raises TokenMissing or Unauthenticated."""
-    if not authorization:
-        raise TokenMissing
+def new_session(user: User, *, user_agent: str, client_address: str, now: datetime, life: timedelta) -> NewSession:
+    """A fresh session, not yet in any transaction; its secret goes into the browser's cookie."""
+    secret = _SESSION_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    row = UserSession(
+        id=new_id(Kind.SESSION),
+        user_id=user.id,
+        secret_sha256=digest(secret),
+        user_agent=user_agent[:_USER_AGENT_CHARACTERS],
+        client_address=client_address,
+        expires_at=now + life,
+        last_used_at=now,
+    )
+    return NewSession(row=row, secret=secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a request shows of who asks: the Authorization header, and a browser's session cookie."""
+
+    authorization: str | None = None
+    session_secret: str | None = None
+
+
+async def authenticate(session: AsyncSession, shown: Credentials, *, idle: timedelta = timedelta(hours=12)) -> Actor:
+    """The actor behind a header or, without one, a cookie; raises TokenMissing, Unauthenticated or SessionEnded."""
+    if shown.authorization:
+        return await _holder(session, shown.authorization)
+    if shown.session_secret:
+        found = await queries.live_session(session, digest(shown.session_secret), idle)
+        if found is None:
+            raise SessionEnded
+        row, user = found
+        return await _person(session, user, session_id=row.id)
+    raise TokenMissing
+
+
+async def _holder(session: AsyncSession, authorization: str) -> Actor:
+    """The actor of a bearer token."""
     scheme, _, secret = authorization.partition(" ")
     if scheme.lower() != "bearer" or not secret.strip():
         raise TokenMissing("the Authorization header must be: Bearer <token>")
     row = await queries.live_token(session, digest(secret.strip()))
     if row is None:
         raise Unauthenticated("the token is unknown, expired or revoked")
-    return Actor(id=row.id, name=row.name, role=Role(row.role), project_id=row.project_id)
+    scopes = tuple(str(scope) for scope in row.scopes)
+    if row.user_id is not None:
+        user = await queries.enabled_user(session, row.user_id)
+        if user is None:
+            raise Unauthenticated("the token's person is disabled")
+        person = await _person(session, user)
+        return replace(person, id=row.id, name=row.name, scopes=scopes)
+    roles = {} if row.project_id is None else {row.project_id: Role(row.role)}
+    return Actor(id=row.id, name=row.name, is_operator=row.role == Role.OPERATOR, roles=roles, scopes=scopes)
+
+
+async def _person(session: AsyncSession, user: User, *, session_id: str | None = None) -> Actor:
+    roles = {project: Role(role) for project, role in (await queries.memberships(session, user.id)).items()}
+    return Actor(id=user.id, name=user.name, is_operator=user.is_operator, roles=roles, user_id=user.id, session_id=session_id)
+
+
+def new_link(user: User, now: datetime) -> str:
+    """A one-time link's secret, by which its person sets a password within a day; an earlier one is void."""
+    secret = _LINK_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    user.link_sha256, user.link_expires_at = digest(secret), now + LINK_LIFE
+    return secret
+
+
+async def ensure_first_user(session: AsyncSession, state_dir: Path) -> None:
+    """While nobody can sign in, keep a one-time link of the first operator 0600 in `<state_dir>/operator-link`.
+
+    The caller commits. A link is made anew at each start until somebody used it; then the file goes.
+    """
+    path = state_dir / OPERATOR_LINK_FILE
+    user = await queries.first_user(session, _FIRST_USER_NAME)
+    if user is None:
+        if await queries.has_user(session):
+            path.unlink(missing_ok=True)
+            return
+        user = User(id=new_id(Kind.USER), name=_FIRST_USER_NAME, display_name="First operator", is_operator=True)
+        session.add(user)
+    secret = new_link(user, datetime.now(UTC))
+    await session.flush()
+    write_whole(path, f"{secret}\n".encode())
 
 
 async def ensure_operator_token(session: AsyncSession, state_dir: Path) -> str | None:

@@ -31,6 +31,7 @@ class Api:
     operator_token: str
     member_token: str
     stranger_token: str
+    viewer_token: str
 
     def client(self, token: str | None) -> httpx2.AsyncClient:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -66,14 +67,18 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def api(database: Database, settings: Settings) -> Api:
-    """The API with two projects, `ours` and `theirs`, and a token of each role (`stranger` is a member of theirs)."""
+    """The API with two projects and a token of each role: `member` (an editor) and `viewer` of ours, `stranger` of theirs."""
     async with database.sessionmaker.begin() as session:
         tokens = {"operator": new_token(name="operator", role=Role.OPERATOR)}
-        for project, holder in (("ours", "member"), ("theirs", "stranger")):
-            row = Project(id=new_id(Kind.PROJECT), name=project)
-            session.add(row)
-            await session.flush()
-            tokens[holder] = new_token(name=holder, role=Role.MEMBER, project_id=row.id)
+        projects = {name: Project(id=new_id(Kind.PROJECT), name=name) for name in ("ours", "theirs")}
+        session.add_all(projects.values())
+        await session.flush()
+        for holder, project, role in (
+            ("member", "ours", Role.MEMBER),
+            ("stranger", "theirs", Role.MEMBER),
+            ("viewer", "ours", Role.VIEWER),
+        ):
+            tokens[holder] = new_token(name=holder, role=role, project_id=projects[project].id)
         session.add_all([token.row for token in tokens.values()])
     app = create_app(settings, database, sealer=Sealer(bytes(32)))
     secrets = {f"{name}_token": token.secret for name, token in tokens.items()}
@@ -89,6 +94,12 @@ async def operator(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
 @pytest.fixture
 async def member(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
     async with contextlib.aclosing(api.client(api.member_token)) as client:
+        yield client
+
+
+@pytest.fixture
+async def viewer(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
+    async with contextlib.aclosing(api.client(api.viewer_token)) as client:
         yield client
 
 

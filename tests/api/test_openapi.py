@@ -8,6 +8,7 @@ import re
 import pytest
 
 from controlplane.api import reference
+from controlplane.authz import policy
 from controlplane.core.ids import Kind, new_id
 
 REFRESH = "run: python -m controlplane.api.reference --write"
@@ -81,26 +82,46 @@ async def _status(client, method: str, path: str) -> tuple[int, str]:
     return answer.status_code, code
 
 
-async def test_walk_every_operation_as_every_role(document, anonymous, stranger, member, operator):
-    """Anonymous is refused everywhere; a stranger finds nothing of ours; members do not get past their project."""
+def _is_public(operation) -> bool:
+    return operation.get("x-bedplate-public", False)
+
+
+def test_only_signing_in_is_public(document):
+    public = {operation[ACTION] for _, _, operation in operations(document) if _is_public(operation)}
+    assert public == {"session.create", "session.redeem"}
+
+
+async def test_walk_every_operation_as_everybody_but_the_operator(document, anonymous, stranger, viewer, member):
+    """Anonymous is refused everywhere; a stranger finds nothing of ours; nobody gets past project and role."""
     for method, template, operation in operations(document):
+        if _is_public(operation):
+            continue
         path, where = _path(template, "ours"), f"{method} {template}"
+        action = operation[ACTION]
         is_in_project = "{project}" in template
         assert await _status(anonymous, method, path) == (401, "auth.token_missing"), where
 
         status, code = await _status(stranger, method, path)
         if is_in_project:
             assert (status, code) == (404, "project.not_found"), where
-        as_member, code = await _status(member, method, path)
-        if is_in_project and not operation[ACTION].startswith("project."):
-            assert as_member not in {401, 403, 500}, where
-            assert code != "project.not_found", where
+        as_member, member_code = await _status(member, method, path)
+        as_viewer, viewer_code = await _status(viewer, method, path)
         if not is_in_project:
-            assert (status, code) == (as_member, code), where
+            assert (status, code) == (as_member, member_code) == (as_viewer, viewer_code), where
             assert as_member in {200, 403, 404, 422}, where
-        if method != "get" and not is_in_project:
-            assert as_member in {403, 404}, f"{where}: a member may write outside of its project"
+            assert method == "get" or as_member in {403, 404}, f"{where}: a member may write outside of its project"
+        elif policy.group(action, in_project=True) in {"govern", "operate"}:
+            assert as_member == as_viewer == 403, where
+        else:
+            assert as_member not in {401, 403, 500}, where
+            assert member_code != "project.not_found", where
+            is_read = policy.group(action, in_project=True) == "read"
+            assert (as_viewer == 403) != is_read, f"{where}: a viewer gets {as_viewer} {viewer_code}"
+            assert is_read <= (method == "get"), f"{where}: a viewer may change something"
 
-        if operation[ACTION] != "project.delete":
-            as_operator, code = await _status(operator, method, path)
-            assert as_operator not in {401, 403, 500}, f"{where}: {as_operator} {code}"
+
+async def test_walk_every_operation_as_operator(document, operator):
+    for method, template, operation in operations(document):
+        if operation[ACTION] != "project.delete" and not _is_public(operation):
+            as_operator, code = await _status(operator, method, _path(template, "ours"))
+            assert as_operator not in {401, 403, 500}, f"{method} {template}: {as_operator} {code}"

@@ -51,7 +51,7 @@ async def test_life_of_a_member_token(operator, api):
 async def test_bad_tokens_are_not_made(operator, body, status, code):
     answer = await operator.post("/v1/tokens", json=body)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    assert len((await operator.get("/v1/tokens")).json()["items"]) == 3
+    assert len((await operator.get("/v1/tokens")).json()["items"]) == 4
 
 
 async def test_an_expired_token_is_refused(operator, api):

@@ -16,8 +16,8 @@ noun = Noun(
     "tokens",
     in_project=False,
     columns={"NAME": "name", "ROLE": "role", "HINT": "hint", "EXPIRES": "expires_at", "USED": "last_used_at"},
-    wide={"ID": "id", "PROJECT": "project_id", "AGE": "created_at"},
-    help="Bearer tokens of operators and project members.",
+    wide={"ID": "id", "PROJECT": "project_id", "PERSON": "user_id", "SCOPES": "scopes", "AGE": "created_at"},
+    help="Bearer tokens of operators, of projects and of people.",
 )
 app = noun.app
 noun.add_list()
@@ -28,8 +28,9 @@ noun.add_delete("revoke")
 @app.command()
 def create(
     name: Annotated[str | None, typer.Argument(help="A DNS label.")] = None,
-    role: Annotated[str | None, typer.Option(help="operator, or member of a project (default).")] = None,
-    project: Annotated[str | None, typer.Option("--project", "-p", help="The member's project.")] = None,
+    role: Annotated[str | None, typer.Option(help="operator, user (yourself), or in a project admin, editor, viewer.")] = None,
+    project: Annotated[str | None, typer.Option("--project", "-p", help="The project of a project role.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="Only these actions, like vm.* or *.list; may be repeated.")] = None,
     expires: Annotated[str | None, typer.Option(help="Refused after this time, like 12h or 90m.")] = None,
     file: File = None,
     output: Output = Format.TABLE,
@@ -39,7 +40,7 @@ def create(
     from controlplane.cli.wait import seconds_of
 
     expires_at = None if expires is None else (datetime.now(UTC) + timedelta(seconds=seconds_of(expires))).isoformat()
-    options = {"name": name, "role": role, "project": project, "expires_at": expires_at}
+    options = {"name": name, "role": role, "project": project, "scopes": scope or None, "expires_at": expires_at}
     made = Client().post("/v1/tokens", spec.merged(file, options))
     if output in {Format.TABLE, Format.WIDE}:
         say(f"token {made['name']}, shown this once:")

@@ -15,9 +15,9 @@ BATCH = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which events: of one project, of kinds that begin with one of these, of one subject; None: of all."""
+    """Which events: of these projects, of kinds that begin with one of these, of one subject; None: of all."""
 
-    project_id: str | None = None
+    project_ids: tuple[str, ...] | None = None
     kinds: tuple[str, ...] = ()
     subject_id: str | None = None
 
@@ -25,8 +25,8 @@ class Wanted:
 async def after(session: AsyncSession, position: int, wanted: Wanted) -> Sequence[Event]:
     """The next events behind `position`, at most BATCH, in order."""
     query = select(Event).where(Event.position > position)
-    if wanted.project_id is not None:
-        query = query.where(Event.project_id == wanted.project_id)
+    if wanted.project_ids is not None:
+        query = query.where(Event.project_id.in_(wanted.project_ids))
     if wanted.subject_id is not None:
         query = query.where(Event.subject_id == wanted.subject_id)
     if wanted.kinds:

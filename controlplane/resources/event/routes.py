@@ -50,15 +50,15 @@ async def list_(
 ) -> StreamingResponse:
     """Follow events as server-sent events; a browser's `Last-Event-ID` goes on where it was cut."""
     begin = _position(call.request.headers.get("last-event-id") or after)
-    wanted = Wanted(project_id=await _project_id(call, project), kinds=tuple(kind or ()), subject_id=subject)
+    wanted = Wanted(project_ids=await _project_ids(call, project), kinds=tuple(kind or ()), subject_id=subject)
     content = service.stream(call.services.database, call.services.events, begin, wanted)
     return StreamingResponse(content, media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _project_id(call: Call, ref: str | None) -> str | None:
-    """The one project to look at; members see theirs only, and an operator all when none is named."""
+async def _project_ids(call: Call, ref: str | None) -> tuple[str, ...] | None:
+    """The projects to look at; members see theirs only, and an operator all (None) when none is named."""
     if ref is None:
-        return call.actor.project_id
+        return None if call.actor.is_operator else call.actor.project_ids
     row = await call.find(Project, ref)
     if row is None:
         raise not_found(Project, ref)
@@ -66,7 +66,7 @@ async def _project_id(call: Call, ref: str | None) -> str | None:
         authorise(call.actor, call.action, Resource(project_id=row.id))
     except NotFound as error:
         raise not_found(Project, ref) from error
-    return row.id
+    return (row.id,)
 
 
 def _position(text: str | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.errors import Conflict, Forbidden, InvalidInput, NotFound
 
 
 class TokenNotFound(NotFound):
@@ -21,7 +21,7 @@ class TokenNameTaken(Conflict):
 
 
 class TokenRoleInvalid(InvalidInput):
-    """A `member` token belongs to a project, an `operator` token to none."""
+    """A project role belongs to a project, `operator` and `user` to none; `user` is for people, who make it for themselves."""
 
     code = "token.role_invalid"
     title = "The role does not fit the project"
@@ -32,3 +32,17 @@ class TokenExpiryInvalid(InvalidInput):
 
     code = "token.expiry_invalid"
     title = "The token would have expired already"
+
+
+class TokenScopeInvalid(InvalidInput):
+    """A scope is a pattern of actions (`vm.*`, `*.list`). Who has scopes gives no others."""
+
+    code = "token.scope_invalid"
+    title = "The scopes are not valid"
+
+
+class TokenRoleForbidden(Forbidden):
+    """One gives no more than one has: operators make operator tokens, project admins those of their project."""
+
+    code = "token.role_forbidden"
+    title = "Not yours to give"

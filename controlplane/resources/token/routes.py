@@ -1,45 +1,68 @@
-"""`/v1/tokens`: bearer tokens of operators and project members."""
+"""`/v1/tokens`: bearer tokens of operators, of projects, and of people for their own programs."""
 
 from __future__ import annotations
 
+from sqlalchemy import ColumnElement, or_
+
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.authz.service import Role
 from controlplane.models.token import Token
 from controlplane.resources.project.errors import ProjectNotFound
 from controlplane.resources.token import service
-from controlplane.resources.token.errors import TokenExpiryInvalid, TokenNameTaken, TokenNotFound, TokenRoleInvalid
+from controlplane.resources.token.errors import (
+    TokenExpiryInvalid,
+    TokenNameTaken,
+    TokenNotFound,
+    TokenRoleForbidden,
+    TokenRoleInvalid,
+    TokenScopeInvalid,
+)
 from controlplane.resources.token.schemas import TokenCreate, TokenCreated, TokenView
+
+_REFUSALS = [TokenNameTaken, TokenRoleInvalid, TokenRoleForbidden, TokenScopeInvalid, TokenExpiryInvalid]
 
 noun = Noun("token", "tokens", in_project=False, has_operations=False)
 router = noun.router
 
 
-@noun.create(TokenCreated, errors=[TokenNameTaken, TokenRoleInvalid, TokenExpiryInvalid, ProjectNotFound])
+@noun.create(TokenCreated, errors=[*_REFUSALS, ProjectNotFound])
 async def create(call: Call, body: TokenCreate) -> TokenCreated:
     """Make a bearer token; its plain text is in this answer only."""
-    made = await service.create(call.session, **body.model_dump(), now=call.services.clock.now())
+    asked = service.Asked(**{**body.model_dump(), "role": Role(body.role)})
+    made = await service.create(call.session, call.actor, asked, call.services.clock.now())
     call.subject = made.row
     return TokenCreated(**TokenView.model_validate(made.row).model_dump(), secret=made.secret)
 
 
 @noun.list(TokenView)
 async def list_(call: Call, page: Page) -> PageOf[Token]:
-    """List the tokens of the deployment; never their plain text."""
-    return await call.page(Token, page, fields=["role", "project_id", "expires_at"])
+    """List the tokens that are yours to revoke: your own, your projects' as an admin, all as an operator."""
+    return await call.page(Token, page, fields=["role", "project_id", "user_id", "expires_at"], seen=_seen(call))
 
 
 @noun.route("GET", "/current", "current", TokenView)
 async def current(call: Call) -> Token:
     """Show the token of this request: who am I."""
-    return await call.load(Token, call.actor.id)
+    if call.actor.session_id is not None:
+        raise TokenNotFound("this request came with a session, not with a token")
+    return await call.load(Token, call.actor.id, seen=[])
 
 
 @noun.show(TokenView, errors=[TokenNotFound])
 async def show(call: Call, token: Ref) -> Token:
     """Show one token; never its plain text."""
-    return await call.load(Token, token)
+    return await call.load(Token, token, seen=_seen(call))
 
 
 @noun.delete(TokenView)
 async def delete(call: Call, token: Ref) -> None:
     """Revoke a token: the next request with it is refused."""
-    await call.session.delete(await call.load(Token, token))
+    await call.session.delete(await call.load(Token, token, seen=_seen(call)))
+
+
+def _seen(call: Call) -> list[ColumnElement[bool]]:
+    """Personal tokens by their person, project tokens by the project's admins."""
+    if call.actor.is_operator:
+        return []
+    governed = [project for project, role in call.actor.roles.items() if role is Role.ADMIN]
+    return [or_(Token.user_id == call.actor.user_id, Token.project_id.in_(governed))]

@@ -1,36 +1,75 @@
-"""Changes of tokens. The one rule: the plain text is in the answer of the request that made it, and nowhere else."""
+"""Changes of tokens. The one rule: nobody gives a token more than they have, and its plain text is in the answer of the
+request that made it, and nowhere else.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from controlplane.authz.service import Role
-from controlplane.core.errors import FieldError
+from controlplane.authz.service import Actor, Resource, Role, authorise
+from controlplane.core.errors import FieldError, Forbidden, NotFound
 from controlplane.identity.service import NewToken, new_token
 from controlplane.resources.project.errors import ProjectNotFound
 from controlplane.resources.token import queries
-from controlplane.resources.token.errors import TokenExpiryInvalid, TokenRoleInvalid
+from controlplane.resources.token.errors import TokenExpiryInvalid, TokenRoleForbidden, TokenRoleInvalid, TokenScopeInvalid
+
+_WITHOUT_PROJECT = frozenset({Role.OPERATOR, Role.USER})
 
 
-async def create(
-    session: AsyncSession, *, name: str, role: str, project: str | None, expires_at: datetime | None, now: datetime
-) -> NewToken:
-    """A token; raises TokenRoleInvalid, TokenExpiryInvalid, ProjectNotFound."""
-    if (role == Role.MEMBER) != (project is not None):
-        wanted = "needs a project" if role == Role.MEMBER else "belongs to no project"
-        wrong = FieldError(pointer="/project", detail=f"the role {role} {wanted}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The token somebody asks for; `project` is a name or an id."""
+
+    name: str
+    role: Role
+    project: str | None
+    scopes: Sequence[str]
+    expires_at: datetime | None
+
+
+async def create(session: AsyncSession, actor: Actor, asked: Asked, now: datetime) -> NewToken:
+    """A token; raises TokenRoleInvalid, TokenRoleForbidden, TokenScopeInvalid, TokenExpiryInvalid, ProjectNotFound."""
+    if (asked.role in _WITHOUT_PROJECT) != (asked.project is None):
+        wanted = "belongs to no project" if asked.role in _WITHOUT_PROJECT else "needs a project"
+        wrong = FieldError(pointer="/project", detail=f"the role {asked.role} {wanted}")
         raise TokenRoleInvalid(wrong.detail, errors=(wrong,))
-    if expires_at is not None and expires_at <= now:
+    if asked.expires_at is not None and asked.expires_at <= now:
         raise TokenExpiryInvalid(errors=(FieldError(pointer="/expires_at", detail="lies in the past"),))
-    project_id = None
-    if project is not None:
-        row = await queries.project(session, project)
-        if row is None:
-            raise ProjectNotFound(f"no project {project}", errors=(FieldError(pointer="/project", detail="no such project"),))
-        project_id = row.id
-    made = new_token(name=name, role=Role(role), project_id=project_id, expires_at=expires_at)
+    if actor.scopes and not (asked.scopes and set(asked.scopes) <= set(actor.scopes)):
+        words = f"your own token is narrowed to {', '.join(actor.scopes)}: give one or more of these"
+        raise TokenScopeInvalid(words, errors=(FieldError(pointer="/scopes", detail=words),))
+    project_id = await _project_id(session, actor, asked.project) if asked.project is not None else None
+    if asked.role is Role.OPERATOR and not actor.is_operator:
+        raise TokenRoleForbidden("an operator makes operator tokens")
+    if asked.role is Role.USER and actor.user_id is None:
+        raise TokenRoleInvalid("a token of no person makes no personal token")
+    made = new_token(
+        name=asked.name,
+        role=asked.role,
+        project_id=project_id,
+        user_id=actor.user_id if asked.role is Role.USER else None,
+        scopes=asked.scopes,
+        expires_at=asked.expires_at,
+    )
     session.add(made.row)
     await session.flush()
     return made
+
+
+async def _project_id(session: AsyncSession, actor: Actor, ref: str) -> str:
+    """The project in which the actor may make tokens."""
+    row = await queries.project(session, ref)
+    unknown = ProjectNotFound(f"no project {ref}", errors=(FieldError(pointer="/project", detail="no such project"),))
+    if row is None:
+        raise unknown
+    try:
+        authorise(actor, "token.create", Resource(project_id=row.id))
+    except NotFound as error:
+        raise unknown from error
+    except Forbidden as error:
+        raise TokenRoleForbidden(error.detail) from error
+    return row.id

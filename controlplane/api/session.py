@@ -1,0 +1,62 @@
+"""A browser's session on the way in and out. The one rule: its cookie is never readable by a page's script, never sent along
+by another site, and never enough for a change that another site's page asks for.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from urllib.parse import urlsplit
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from controlplane.api.call import Services
+from controlplane.authz.service import Actor
+from controlplane.identity.errors import CrossSite
+from controlplane.identity.service import Credentials, authenticate
+
+COOKIE = "bedplate_session"
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+async def authenticated(
+    services: Services, session: AsyncSession, connection: HTTPConnection, *, authorization: str | None = None
+) -> Actor:
+    """The actor behind the header, else behind the cookie; raises what `authenticate` does, and CrossSite."""
+    shown = Credentials(
+        authorization=authorization or connection.headers.get("authorization"), session_secret=connection.cookies.get(COOKIE)
+    )
+    if not shown.authorization and shown.session_secret:
+        _refuse_cross_site(connection)
+    return await authenticate(session, shown, idle=timedelta(minutes=services.settings.api.session_idle_minutes))
+
+
+def _refuse_cross_site(connection: HTTPConnection) -> None:
+    """Changes and WebSockets need a browser's word that they come from our own pages (`Sec-Fetch-Site`, else `Origin`)."""
+    if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE_METHODS:
+        return
+    site = connection.headers.get("sec-fetch-site")
+    origin = connection.headers.get("origin")
+    is_ours = site == "same-origin" if site else bool(origin) and urlsplit(origin).netloc == connection.headers.get("host")
+    if not is_ours:
+        raise CrossSite("a change with a session must come from the console's own pages; programs send a bearer token")
+
+
+def keep(response: Response, connection: HTTPConnection, secret: str, *, until: datetime) -> None:
+    """Give the browser its session."""
+    response.set_cookie(
+        COOKIE,
+        secret,
+        expires=until,
+        path="/",
+        secure=connection.url.scheme in {"https", "wss"},
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def forget(response: Response, connection: HTTPConnection) -> None:
+    """Take the session from the browser; what ends it is the row's end."""
+    is_secure = connection.url.scheme in {"https", "wss"}
+    response.delete_cookie(COOKIE, path="/", secure=is_secure, httponly=True, samesite="strict")

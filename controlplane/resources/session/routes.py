@@ -1,0 +1,143 @@
+"""`/v1/sessions`: browsers signed in. The session's secret is in an HttpOnly cookie and in no body."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement
+from starlette.responses import Response
+
+from controlplane.api import session as cookies
+from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.audit import service as audit
+from controlplane.authz.service import Actor
+from controlplane.core.errors import FieldError
+from controlplane.identity import password as passwords
+from controlplane.identity.service import digest, new_session
+from controlplane.models.session import UserSession
+from controlplane.models.user import User
+from controlplane.resources.session import queries, service
+from controlplane.resources.session.errors import CodeNeeded, LinkInvalid, SessionNotFound, SignInLocked, SignInRefused
+from controlplane.resources.session.schemas import Redeem, SessionView, SignedIn, SignIn
+from controlplane.resources.user import queries as users
+from controlplane.resources.user import service as user_service
+from controlplane.resources.user.errors import UserPasswordWeak
+from controlplane.resources.user.schemas import UserView
+
+noun = Noun("session", "sessions", in_project=False, has_operations=False)
+router = noun.router
+
+
+@noun.route("POST", "", "create", SignedIn, status=201, is_public=True, errors=[SignInRefused, CodeNeeded, SignInLocked])
+async def create(call: Call, body: SignIn, response: Response) -> SignedIn:
+    """Sign in with name, password and, where the account asks for it, a one-time code. Sets the session's cookie."""
+    found = await users.by_ref(call.session, body.name)
+    if found is not None:
+        service.refuse_locked(found, call.services.clock.now())
+    stored = found.password_hash if found is not None and not found.is_disabled else None
+    async with call.outside():
+        is_right = await passwords.is_right(body.password, stored)
+    user = None if found is None else await users.locked(call.session, found.id)
+    if user is None:
+        raise SignInRefused
+    await _check(call, user, body, is_right=is_right and user.password_hash == stored and not user.is_disabled)
+    return await _signed_in(call, user, response)
+
+
+@noun.route("POST", "/redeem", "redeem", SignedIn, status=201, is_public=True, errors=[LinkInvalid, UserPasswordWeak])
+async def redeem(call: Call, body: Redeem, response: Response) -> SignedIn:
+    """Open an account by its one-time link: sets the password, ends one-time codes and other sessions, and signs in."""
+    link, now = digest(body.link), call.services.clock.now()
+    user = await queries.by_link(call.session, link, now)
+    if user is None:
+        raise LinkInvalid
+    user_service.check_password(user.name, body.password, pointer="/password")
+    async with call.outside():
+        new_hash = await passwords.hashed(body.password)
+    user = await queries.by_link(call.session, link, now)
+    if user is None:
+        raise LinkInvalid
+    user.password_hash, user.link_sha256, user.link_expires_at = new_hash, None, None
+    user_service.remove_totp(user)
+    await user_service.end_sessions(call.session, user)
+    return await _signed_in(call, user, response)
+
+
+@noun.list(SessionView)
+async def list_(call: Call, page: Page) -> PageOf[UserSession]:
+    """List your sessions; an operator sees everybody's."""
+    return await call.page(UserSession, page, fields=["user_id", "expires_at", "last_used_at"], seen=_seen(call))
+
+
+@noun.route("DELETE", "/current", "delete-current", None, status=204)
+async def delete_current(call: Call) -> Response:
+    """Sign out: the session of this request ends here, whatever the browser keeps."""
+    if call.actor.session_id is not None:
+        await call.session.delete(await call.load(UserSession, call.actor.session_id))
+    gone = Response(status_code=204)
+    cookies.forget(gone, call.request)
+    return gone
+
+
+@noun.show(SessionView, errors=[SessionNotFound])
+async def show(call: Call, session: Ref) -> UserSession:
+    """Show one session."""
+    return await call.load(UserSession, session, seen=_seen(call))
+
+
+@noun.delete(SessionView)
+async def delete(call: Call, session: Ref) -> None:
+    """End a session: the next request with its cookie is refused."""
+    await call.session.delete(await call.load(UserSession, session, seen=_seen(call)))
+
+
+def _seen(call: Call) -> list[ColumnElement[bool]]:
+    return [] if call.actor.is_operator else [UserSession.user_id == call.actor.user_id]
+
+
+async def _check(call: Call, user: User, body: SignIn, *, is_right: bool) -> None:
+    """Count and refuse what is wrong, forget earlier failures after what is right."""
+    now = call.services.clock.now()
+    service.refuse_locked(user, now)
+    if is_right and user.has_totp and body.code is None:
+        raise CodeNeeded(errors=(FieldError(pointer="/code", detail="is needed"),))
+    if is_right and user.has_totp and body.code is not None:
+        is_right = user_service.use_code(user, body.code, call.services.sealer, now)
+    if is_right:
+        service.forgive(user)
+        return
+    service.count_failure(user, now)
+    await audit.record(
+        call.session,
+        call.actor,
+        "session.refused",
+        subject_kind="user",
+        subject_id=user.id,
+        request_id=call.request_id,
+        after={"client_address": _client(call), "failed_sign_ins": user.failed_sign_ins},
+    )
+    await call.release()
+    raise SignInRefused
+
+
+async def _signed_in(call: Call, user: User, response: Response) -> SignedIn:
+    now, api = call.services.clock.now(), call.services.settings.api
+    await service.purge_ended(call.session, user, now)
+    made = new_session(
+        user,
+        user_agent=call.request.headers.get("user-agent", ""),
+        client_address=_client(call),
+        now=now,
+        life=timedelta(hours=api.session_hours),
+    )
+    call.session.add(made.row)
+    await call.session.flush()
+    call.subject, call.before = made.row, None
+    call.actor = Actor(id=user.id, name=user.name, is_operator=user.is_operator, user_id=user.id, session_id=made.row.id)
+    cookies.keep(response, call.request, made.secret, until=made.row.expires_at)
+    view = SessionView.model_validate(made.row).model_dump()
+    return SignedIn(**view, user=UserView.model_validate(user))
+
+
+def _client(call: Call) -> str:
+    return call.request.client.host if call.request.client else ""

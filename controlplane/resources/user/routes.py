@@ -1,0 +1,153 @@
+"""`/v1/users`: people. An operator makes them; each proves who they are by a one-time link, then a password."""
+
+from __future__ import annotations
+
+from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.core.errors import FieldError
+from controlplane.identity import password as passwords
+from controlplane.identity.service import new_link
+from controlplane.models.user import User
+from controlplane.resources.user import queries, service
+from controlplane.resources.user.errors import (
+    UserCodeWrong,
+    UserIsSelf,
+    UserNameTaken,
+    UserNotFound,
+    UserPasswordWeak,
+    UserPasswordWrong,
+    UserTotpState,
+)
+from controlplane.resources.user.schemas import (
+    CurrentUser,
+    Membership,
+    PasswordChange,
+    TotpConfirm,
+    TotpRemove,
+    TotpStarted,
+    UserCreate,
+    UserLink,
+    UserUpdate,
+    UserView,
+)
+
+noun = Noun("user", "users", in_project=False, has_operations=False)
+router = noun.router
+
+
+@noun.create(UserLink, errors=[UserNameTaken])
+async def create(call: Call, body: UserCreate) -> UserLink:
+    """Make a person's account. The answer holds the one-time link by which they set their password."""
+    call.subject = user = await service.create(call.session, **body.model_dump())
+    return _linked(call, user)
+
+
+@noun.list(UserView)
+async def list_(call: Call, page: Page) -> PageOf[User]:
+    """List the people of the deployment."""
+    return await call.page(User, page, fields=["is_operator", "is_disabled", "display_name"])
+
+
+@noun.route("GET", "/current", "current", CurrentUser, errors=[UserNotFound])
+async def current(call: Call) -> CurrentUser:
+    """Show the person of this request: who am I, and what am I where."""
+    user = await _me(call)
+    memberships = [Membership(**row) for row in await queries.memberships(call.session, user.id)]
+    return CurrentUser(**UserView.model_validate(user).model_dump(), memberships=memberships)
+
+
+@noun.route("POST", "/current/password", "password", UserView, errors=[UserNotFound, UserPasswordWrong, UserPasswordWeak])
+async def change_password(call: Call, body: PasswordChange) -> User:
+    """Change one's own password; all other sessions of this person end."""
+    user = await _proven(call, body.current, pointer="/current")
+    service.check_password(user.name, body.new)
+    new_hash = await passwords.hashed(body.new)
+    user = await _me(call)
+    user.password_hash = new_hash
+    await service.end_sessions(call.session, user, but=call.actor.session_id)
+    return user
+
+
+@noun.route("POST", "/current/start-totp", "start-totp", TotpStarted, errors=[UserNotFound, UserTotpState])
+async def start_totp(call: Call) -> TotpStarted:
+    """Begin to use one-time codes: the answer holds the secret for the authenticator. Sign-in asks once it is confirmed."""
+    user = await _me(call)
+    secret = service.start_totp(user, call.services.sealer)
+    return TotpStarted(secret=secret, uri=passwords.totp_uri(secret, user.name))
+
+
+@noun.route("POST", "/current/confirm-totp", "confirm-totp", UserView, errors=[UserNotFound, UserTotpState, UserCodeWrong])
+async def confirm_totp(call: Call, body: TotpConfirm) -> User:
+    """Show a first code: from now on sign-in asks for one."""
+    user = await _me(call)
+    service.confirm_totp(user, body.code, call.services.sealer, call.services.clock.now())
+    await service.end_sessions(call.session, user, but=call.actor.session_id)
+    return user
+
+
+@noun.route("POST", "/current/remove-totp", "remove-totp", UserView, errors=[UserNotFound, UserPasswordWrong])
+async def remove_totp(call: Call, body: TotpRemove) -> User:
+    """Stop using one-time codes; asks for the password."""
+    user = await _proven(call, body.password, pointer="/password")
+    service.remove_totp(user)
+    await service.end_sessions(call.session, user, but=call.actor.session_id)
+    return user
+
+
+@noun.show(UserView, errors=[UserNotFound])
+async def show(call: Call, user: Ref) -> User:
+    """Show one person."""
+    return await call.load(User, user)
+
+
+@noun.update(UserView, errors=[UserNotFound, UserIsSelf])
+async def update(call: Call, user: Ref, body: UserUpdate) -> User:
+    """Change the fields that are sent. Disabling ends the person's sessions, and their tokens are refused."""
+    row = await call.load(User, user)
+    changes = body.model_dump(exclude_unset=True, exclude_none=True)
+    if row.id == call.actor.user_id and (changes.get("is_disabled") or changes.get("is_operator") is False):
+        raise UserIsSelf("another operator disables or demotes you")
+    for name, value in changes.items():
+        setattr(row, name, value)
+    if row.is_disabled:
+        await service.end_sessions(call.session, row)
+    return row
+
+
+@noun.delete(UserView, errors=[UserIsSelf])
+async def delete(call: Call, user: Ref) -> None:
+    """Delete a person's account with its memberships, sessions and personal tokens."""
+    row = await call.load(User, user)
+    if row.id == call.actor.user_id:
+        raise UserIsSelf("another operator deletes your account")
+    await call.session.delete(row)
+
+
+@noun.action("invite", UserLink, errors=[UserNotFound])
+async def invite(call: Call, user: Ref) -> UserLink:
+    """Make a new one-time link, for a lost password or authenticator: using it sets a password and ends one-time codes."""
+    return _linked(call, await call.load(User, user))
+
+
+def _linked(call: Call, user: User) -> UserLink:
+    secret = new_link(user, call.services.clock.now())
+    assert user.link_expires_at is not None
+    shown = UserView.model_validate(user).model_dump()
+    return UserLink(**shown, link=f"/welcome#{secret}", link_expires_at=user.link_expires_at)
+
+
+async def _me(call: Call) -> User:
+    """The person of this request, locked when it changes something; raises UserNotFound for tokens without one."""
+    if call.actor.user_id is None:
+        raise UserNotFound("this token belongs to no person")
+    return await call.load(User, call.actor.user_id)
+
+
+async def _proven(call: Call, password: str, *, pointer: str) -> User:
+    """The person, when this is their password. The row is not held while it is compared, for that takes long."""
+    user = await _me(call)
+    stored = user.password_hash
+    async with call.outside():
+        is_right = await passwords.is_right(password, stored)
+    if not is_right:
+        raise UserPasswordWrong(errors=(FieldError(pointer=pointer, detail="is not the present password"),))
+    return await _me(call)

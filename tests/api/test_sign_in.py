@@ -1,0 +1,206 @@
+"""People: one-time link, password, one-time code, lock-out, sessions that end on the server, and other sites."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+
+import pyotp
+import pytest
+from sqlalchemy import text
+
+from controlplane.identity.service import ensure_first_user
+
+PASSWORD = "correct horse battery staple"
+SAME_SITE = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture
+async def browser(api):
+    """Keeps cookies, and says that its pages are ours."""
+    async with contextlib.aclosing(api.client(None)) as client:
+        client.headers.update(SAME_SITE)
+        yield client
+
+
+async def invited(operator, name: str, **more) -> str:
+    made = await operator.post("/v1/users", json={"name": name, **more})
+    assert made.status_code == 201, made.text
+    return made.json()["link"].partition("#")[2]
+
+
+async def signed_in(operator, browser, name: str, **more) -> dict:
+    answer = await browser.post(
+        "/v1/sessions/redeem", json={"link": await invited(operator, name, **more), "password": PASSWORD}
+    )
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def test_life_of_a_person(operator, browser, api):
+    link = await invited(operator, "ada@example.org", display_name="Ada")
+    redeemed = await browser.post("/v1/sessions/redeem", json={"link": link, "password": PASSWORD})
+    assert redeemed.status_code == 201
+    cookie = redeemed.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "bps_" not in redeemed.text
+    again = await browser.post("/v1/sessions/redeem", json={"link": link, "password": PASSWORD + "2"})
+    assert (again.status_code, again.json()["code"]) == (401, "session.link_invalid")
+
+    me = (await browser.get("/v1/users/current")).json()
+    assert (me["name"], me["memberships"], me["has_password"]) == ("ada@example.org", [], True)
+    assert (await browser.get("/v1/projects")).json()["items"] == []
+    assert (await browser.get("/v1/projects/ours/vms")).status_code == 404
+
+    joined = await operator.post("/v1/projects/ours/members", json={"user": "ada@example.org", "role": "viewer"})
+    assert (joined.status_code, joined.json()["user_name"]) == (201, "ada@example.org")
+    assert (await browser.get("/v1/projects/ours/vms")).status_code == 200
+    body = {"name": "n", "network": "x"}
+    refused = await browser.post("/v1/projects/ours/networks", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (403, "auth.forbidden")
+    assert "editor" in refused.json()["detail"]
+    assert (await operator.patch("/v1/projects/ours/members/ada@example.org", json={"role": "editor"})).status_code == 200
+    assert (await browser.post("/v1/projects/ours/networks", json={"name": "n"})).status_code == 201
+    assert (await browser.post("/v1/projects/ours/members", json={"user": "admin", "role": "admin"})).status_code == 403
+
+    audit = (await operator.get("/v1/projects/ours/audit")).json()["items"]
+    assert {"member.create", "member.update", "network.create"} <= {entry["action"] for entry in audit}
+    assert next(entry for entry in audit if entry["action"] == "network.create")["actor_name"] == "ada@example.org"
+
+    assert (await operator.delete("/v1/projects/ours/members/ada@example.org")).status_code == 204
+    assert (await browser.get("/v1/projects/ours")).status_code == 404
+    secret = browser.cookies["bedplate_session"]
+    assert (await browser.delete("/v1/sessions/current")).status_code == 204
+    browser.cookies.set("bedplate_session", secret)
+    ended = await browser.get("/v1/users/current")
+    assert (ended.status_code, ended.json()["code"]) == (401, "auth.session_ended")
+
+
+async def test_wrong_passwords_lock_the_account_and_say_for_how_long(operator, browser, anonymous, api):
+    await signed_in(operator, browser, "bob")
+    answers = [await anonymous.post("/v1/sessions", json={"name": "bob", "password": "wrong"}) for _ in range(6)]
+    assert [answer.json()["code"] for answer in answers] == ["session.refused"] * 5 + ["session.locked"]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 16
+    right = await anonymous.post("/v1/sessions", json={"name": "bob", "password": PASSWORD})
+    assert right.status_code == 429
+    shown = (await operator.get("/v1/users/bob")).json()
+    assert shown["locked_until"] is not None
+    async with api.database.sessionmaker.begin() as session:
+        await session.execute(text("""UPDATE "user" SET locked_until = now() - interval '1 s' WHERE name = 'bob'"""))
+    assert (await anonymous.post("/v1/sessions", json={"name": "bob", "password": PASSWORD})).status_code == 201
+    assert (await operator.get("/v1/users/bob")).json()["locked_until"] is None
+    refused = [entry for entry in (await operator.get("/v1/audit")).json()["items"] if entry["action"] == "session.refused"]
+    assert len(refused) == 5
+    nobody = await anonymous.post("/v1/sessions", json={"name": "nobody", "password": PASSWORD})
+    assert (nobody.status_code, nobody.json()["code"]) == (401, "session.refused")
+
+
+async def test_failures_at_once_are_all_counted(operator, browser, anonymous):
+    await signed_in(operator, browser, "eve")
+    attempts = [anonymous.post("/v1/sessions", json={"name": "eve", "password": f"guess {number}"}) for number in range(12)]
+    codes = [answer.json()["code"] for answer in await asyncio.gather(*attempts)]
+    assert codes.count("session.refused") == 5
+    assert codes.count("session.locked") == 7
+
+
+async def test_one_time_codes(operator, browser, anonymous, api):
+    await signed_in(operator, browser, "carol")
+    secret = (await browser.post("/v1/users/current/start-totp")).json()["secret"]
+    totp = pyotp.TOTP(secret)
+    now = api.app.state.services.clock.now()
+    wrong = await browser.post("/v1/users/current/confirm-totp", json={"code": totp.at(now - timedelta(hours=1))})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "user.code_wrong")
+    code = totp.at(now)
+    assert (await browser.post("/v1/users/current/confirm-totp", json={"code": code})).json()["has_totp"] is True
+
+    sign_in = {"name": "carol", "password": PASSWORD}
+    needed = await anonymous.post("/v1/sessions", json=sign_in)
+    assert (needed.status_code, needed.json()["code"]) == (401, "session.code_needed")
+    replayed = await anonymous.post("/v1/sessions", json={**sign_in, "code": code})
+    assert replayed.json()["code"] == "session.refused"
+    later = totp.at(now + timedelta(seconds=30))
+    assert (await anonymous.post("/v1/sessions", json={**sign_in, "code": later})).status_code == 201
+
+    link = (await operator.post("/v1/users/carol/invite")).json()["link"].partition("#")[2]
+    again = await anonymous.post("/v1/sessions/redeem", json={"link": link, "password": PASSWORD + "!"})
+    assert again.json()["user"]["has_totp"] is False
+    assert (await browser.get("/v1/users/current")).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "cross-site"}, {"origin": "http://evil.test"}])
+async def test_another_site_changes_nothing_with_our_cookie(operator, browser, headers):
+    await signed_in(operator, browser, "dave")
+    for name in SAME_SITE:
+        del browser.headers[name]
+    refused = await browser.post("/v1/users/current/start-totp", headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "auth.cross_site")
+    assert (await browser.get("/v1/users/current", headers=headers)).status_code == 200
+    assert (await browser.post("/v1/users/current/start-totp", headers={"origin": "http://api.test"})).status_code == 200
+
+
+async def test_passwords_and_people_that_are_refused(operator, browser):
+    link = await invited(operator, "frank-the-tenth")
+    for weak in ("short", "Frank-The-Tenth"):
+        answer = await browser.post("/v1/sessions/redeem", json={"link": link, "password": weak})
+        assert (answer.status_code, answer.json()["code"]) == (422, "user.password_weak")
+    assert (await operator.post("/v1/users", json={"name": "frank-the-tenth"})).json()["code"] == "user.name_taken"
+    assert (await operator.post("/v1/users", json={"name": "Frank"})).json()["code"] == "request.invalid"
+    unknown = await operator.post("/v1/projects/ours/members", json={"user": "nobody", "role": "viewer"})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "member.user_unknown")
+    assert (await operator.get("/v1/users/current")).json()["code"] == "user.not_found"
+
+    await browser.post("/v1/sessions/redeem", json={"link": link, "password": PASSWORD})
+    wrong = await browser.post("/v1/users/current/password", json={"current": "not it at all", "new": PASSWORD + "2"})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "user.password_wrong")
+    changed = await browser.post("/v1/users/current/password", json={"current": PASSWORD, "new": PASSWORD + "2"})
+    assert changed.status_code == 200, changed.text
+    assert (await operator.patch("/v1/users/frank-the-tenth", json={"is_disabled": True})).status_code == 200
+    assert (await browser.get("/v1/users/current")).status_code == 401
+    disabled = await browser.post("/v1/sessions", json={"name": "frank-the-tenth", "password": PASSWORD + "2"})
+    assert disabled.json()["code"] == "session.refused"
+
+
+async def test_personal_and_project_tokens_give_no_more_than_one_has(operator, browser, api):
+    await signed_in(operator, browser, "grace")
+    await operator.post("/v1/projects/ours/members", json={"user": "grace", "role": "admin"})
+    for body, status, code in (
+        ({"name": "t", "role": "operator"}, 403, "token.role_forbidden"),
+        ({"name": "t", "role": "editor", "project": "theirs"}, 404, "project.not_found"),
+        ({"name": "t", "role": "editor"}, 422, "token.role_invalid"),
+        ({"name": "t", "role": "user", "project": "ours"}, 422, "token.role_invalid"),
+        ({"name": "t", "role": "user", "scopes": ["everything"]}, 422, "request.invalid"),
+    ):
+        answer = await browser.post("/v1/tokens", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    made = await browser.post("/v1/tokens", json={"name": "laptop", "role": "user", "scopes": ["vm.*", "token.create"]})
+    assert made.status_code == 201, made.text
+    async with api.client(made.json()["secret"]) as program:
+        assert (await program.get("/v1/projects/ours/vms")).status_code == 200
+        narrowed = await program.get("/v1/projects/ours/networks")
+        assert (narrowed.status_code, narrowed.json()["code"]) == (403, "auth.forbidden")
+        wider = await program.post("/v1/tokens", json={"name": "wider", "role": "user"})
+        assert (wider.status_code, wider.json()["code"]) == (422, "token.scope_invalid")
+        assert (await browser.post("/v1/tokens", json={"name": "ci", "role": "viewer", "project": "ours"})).status_code == 201
+        assert {item["name"] for item in (await browser.get("/v1/tokens")).json()["items"]} >= {"laptop", "ci"}
+        assert (await operator.patch("/v1/projects/ours/members/grace", json={"role": "viewer"})).status_code == 200
+        assert [item["name"] for item in (await browser.get("/v1/tokens")).json()["items"]] == ["laptop"]
+        assert (await browser.delete("/v1/tokens/ci")).status_code == 204  # not hers to see, so nothing happens
+        assert (await operator.get("/v1/tokens/ci")).status_code == 200
+        assert (await operator.delete("/v1/users/grace")).status_code == 204
+        assert (await program.get("/v1/projects/ours/vms")).status_code == 401
+    assert (await operator.get("/v1/tokens/laptop")).status_code == 404
+
+
+async def test_the_first_operator_comes_by_a_link_in_the_state_directory(database, anonymous, tmp_path):
+    path = tmp_path / "operator-link"
+    for _ in range(2):
+        async with database.sessionmaker.begin() as session:
+            await ensure_first_user(session, tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    first = await anonymous.post("/v1/sessions/redeem", json={"link": path.read_text().strip(), "password": PASSWORD})
+    assert (first.status_code, first.json()["user"]["is_operator"]) == (201, True)
+    async with database.sessionmaker.begin() as session:
+        await ensure_first_user(session, tmp_path)
+    assert not path.exists()
