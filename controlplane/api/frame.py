@@ -285,8 +285,8 @@ class Noun:
     ) -> Callable[[Handler], Handler]:
         """Any other operation: `path` is what follows the plural; `answers` are declared besides; `options` go to FastAPI.
 
-        `accepts` is the content type of bodies when it is not JSON; a public operation asks for no token. Many parameters, because they
-        are what FastAPI and the OpenAPI document are told of an operation; the usual ones have a shorter way above.
+        `accepts` is the content type of bodies when it is not JSON; a public operation asks for no token.
+        Many parameters, because they are what FastAPI and the OpenAPI document are told; usual operations have a shorter way.
         """
 
         def declare(handler: Handler) -> Handler:
