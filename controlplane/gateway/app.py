@@ -20,7 +20,6 @@ from controlplane.gateway.directory import KeyEntry, RouteEntry
 from controlplane.gateway.exchange import Exchange, Means
 from controlplane.gateway.family import FAMILIES
 from controlplane.gateway.keeper import Keeper
-from controlplane.gateway.limit import Limiter
 from controlplane.gateway.problem import Problem
 from controlplane.gateway.search import estimate_prompt
 
@@ -40,7 +39,6 @@ class ClientGone(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
     keeper: Keeper
-    limiter: Limiter
     means: Means
     max_body_bytes: int
 
@@ -130,7 +128,7 @@ class Gateway:
             raise problem.not_allowed(f"This key is not for {call.family.modality} requests.", "permission_denied")
         call.key = key
         call.authenticated_at = time.monotonic()
-        call.buckets = self.limiter.buckets(key, call.authenticated_at)
+        call.buckets = self.means.limiter.buckets(key, call.authenticated_at)
         return key
 
     async def _route(self, key: KeyEntry, name: str) -> RouteEntry:
@@ -150,13 +148,17 @@ class Gateway:
         route = await self._route(key, asked.model)
         call.model = route.name
         reserved = estimate_prompt(body) + _completion_limit(call, asked)
-        assert call.buckets is not None
-        self.limiter.reserve(key, call.buckets, reserved, time.monotonic())
+        limiter = self.means.limiter
+        if route.name in key.model_limits:
+            call.buckets = limiter.buckets(key, time.monotonic(), route.name)
+        buckets = call.buckets
+        assert buckets is not None
+        await limiter.reserve(buckets, reserved)
         try:
             exchange = Exchange(self.means, call, route, asked, body, reserved_tokens=reserved)
             await _unless_client_leaves(call, receive, exchange)
         finally:
-            self.limiter.release(key)
+            limiter.release(buckets)
 
     async def _read(self, call: Call, receive: Receive) -> bytes:
         """The whole body; raises Problem 413 or 408, or ClientGone."""

@@ -14,6 +14,14 @@ from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """Of one key for one model, a minute; None = as for the key."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
     """`models` None = every model of the project; `expires_at` in seconds since the epoch."""
 
@@ -23,6 +31,7 @@ class KeyEntry:
     expires_at: float | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    model_limits: Mapping[str, ModelLimits] = field(default_factory=dict)
     max_concurrent: int | None = None
     allowed_cidrs: tuple[IPv4Network | IPv6Network, ...] | None = None
     scopes: frozenset[str] | None = None

@@ -18,7 +18,7 @@ from controlplane.gateway import problem
 from controlplane.gateway.body import Asked, prepare
 from controlplane.gateway.call import Call, Header
 from controlplane.gateway.directory import ReplicaEntry, RouteEntry, Target
-from controlplane.gateway.limit import Buckets
+from controlplane.gateway.limit import Limiter
 from controlplane.gateway.meter import Meter
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.problem import Problem
@@ -48,6 +48,7 @@ class Means:
 
     session: aiohttp.ClientSession
     router: Router
+    limiter: Limiter
     journal: Journal
     metrics: Metrics
 
@@ -307,8 +308,8 @@ class Exchange:
             tokens.labels(self._route.name, "prompt").inc(closing.prompt_tokens)
             tokens.labels(self._route.name, "completion").inc(closing.completion_tokens)
             self._observe(meter)
-        if isinstance(buckets, Buckets):
-            buckets.tokens.take(used - self._reserved, time.monotonic())
+        assert buckets is not None
+        self._means.limiter.settle(buckets, used - self._reserved)
 
     def _observe(self, meter: Meter) -> None:
         if meter.first_token_at is None:

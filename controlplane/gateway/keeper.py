@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -34,6 +35,7 @@ class Keeper:
         instance: str = "",
         on_routes: Callable[[Directory], None] = lambda _: None,
         in_use: Callable[[], frozenset[str]] = frozenset,
+        on_gateways: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.current = Directory()
         self.is_connected = False
@@ -41,6 +43,8 @@ class Keeper:
         self._instance = instance
         self._on_routes = on_routes
         self._in_use = in_use
+        self._on_gateways = on_gateways
+        self._shown_at = 0.0
         self._reported: frozenset[str] | None = None
         self._versions: dict[str, int] | None = None
         self._wake = asyncio.Event()
@@ -97,6 +101,7 @@ class Keeper:
         except asyncio.CancelledError:
             with suppress(*_AWAY):  # requests have ended before this is stopped
                 await queries.report_use(connection, self._instance, [])
+                await queries.leave(connection, self._instance)
             raise
         finally:
             connection.terminate()
@@ -117,7 +122,10 @@ class Keeper:
         self._on_routes(self.current)
 
     async def _report(self, connection: asyncpg.Connection) -> None:
-        """Say at which replicas answers are open, when that has changed since it was said last."""
+        """Say that we are here, and at which replicas answers are open when that has changed since it was said last."""
+        if (now := time.monotonic()) - self._shown_at >= _PERIOD_SECONDS:
+            self._on_gateways(await queries.show_presence(connection, self._instance))
+            self._shown_at = now
         if (in_use := self._in_use()) != self._reported:
             await queries.report_use(connection, self._instance, sorted(in_use))
             self._reported = in_use

@@ -14,7 +14,17 @@ from typing import Any
 import asyncpg
 
 from controlplane.core import json
-from controlplane.gateway.directory import Affinity, KeyEntry, Match, ReplicaEntry, RouteEntry, Rule, Target, Timeouts
+from controlplane.gateway.directory import (
+    Affinity,
+    KeyEntry,
+    Match,
+    ModelLimits,
+    ReplicaEntry,
+    RouteEntry,
+    Rule,
+    Target,
+    Timeouts,
+)
 from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
 
 
@@ -35,7 +45,7 @@ VERSIONS = "SELECT topic, version FROM gateway_version"
 
 KEYS = """
 SELECT id, project_id, secret_sha256, models, extract(epoch FROM expires_at)::float8 AS expires_at,
-       requests_per_minute, tokens_per_minute, max_concurrent, allowed_cidrs, scopes, labels
+       requests_per_minute, tokens_per_minute, model_limits, max_concurrent, allowed_cidrs, scopes, labels
 FROM key
 WHERE expires_at IS NULL OR expires_at > now()
 """
@@ -55,6 +65,13 @@ REPORT_USE = """
 WITH ended AS (DELETE FROM replica_use WHERE gateway = $1 AND NOT replica_id = ANY($2::text[]))
 INSERT INTO replica_use (gateway, replica_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING
 """
+
+PRESENCE = """
+WITH told AS (INSERT INTO gateway_presence VALUES ($1, now()) ON CONFLICT (gateway) DO UPDATE SET at = now())
+SELECT count(*) + 1 FROM gateway_presence WHERE gateway <> $1 AND at > now() - interval '15 seconds'
+"""
+
+LEAVE = "DELETE FROM gateway_presence WHERE gateway = $1"
 
 ENDPOINTS = """
 SELECT e.id, e.name, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight,
@@ -103,6 +120,15 @@ async def report_use(connection: asyncpg.Connection, gateway: str, replica_ids: 
     await connection.execute(REPORT_USE, gateway, replica_ids)
 
 
+async def show_presence(connection: asyncpg.Connection, gateway: str) -> int:
+    """Say that this gateway is alive; how many are, this one included."""
+    return int(await connection.fetchval(PRESENCE, gateway) or 1)
+
+
+async def leave(connection: asyncpg.Connection, gateway: str) -> None:
+    await connection.execute(LEAVE, gateway)
+
+
 async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
     return {
         row["secret_sha256"]: KeyEntry(
@@ -112,6 +138,7 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
             expires_at=row["expires_at"],
             requests_per_minute=row["requests_per_minute"],
             tokens_per_minute=row["tokens_per_minute"],
+            model_limits=_model_limits(row["model_limits"]),
             max_concurrent=row["max_concurrent"],
             allowed_cidrs=None if row["allowed_cidrs"] is None else tuple(row["allowed_cidrs"]),
             scopes=None if row["scopes"] is None else frozenset(row["scopes"]),
@@ -119,6 +146,11 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
         )
         for row in await connection.fetch(KEYS)
     }
+
+
+def _model_limits(text: str) -> dict[str, ModelLimits]:
+    limits: Any = json.loads(text)
+    return {model: ModelLimits(**of_model) for model, of_model in limits.items()}
 
 
 def _labels(text: str) -> dict[str, str]:

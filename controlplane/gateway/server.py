@@ -23,6 +23,7 @@ from controlplane.gateway.limit import Limiter
 from controlplane.gateway.load import report_for_ever, take_back
 from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.routing import Router
+from controlplane.gateway.shared import SharedLimits
 from controlplane.gateway.upstream import open_session
 from controlplane.gateway.waiting import WaitingRoom
 from controlplane.listener import Listener, open_listener
@@ -47,12 +48,14 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     lander = Lander(journal, mine.instance)
     room = WaitingRoom(most_requests=mine.queue_requests, most_bytes=mine.queue_bytes)
     router = Router(room)
-    keeper = Keeper(url, instance=mine.instance, on_routes=router.follow, in_use=router.in_use)
+    shared = SharedLimits(settings.redis.url, mine.instance) if settings.redis.url else None
+    limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute, shared=shared)
+    keeper = Keeper(url, instance=mine.instance, on_routes=router.follow, in_use=router.in_use, on_gateways=limiter.divide_by)
     session = open_session()
-    means = Means(session=session, router=router, journal=journal, metrics=Metrics())
-    limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute)
+    means = Means(session=session, router=router, limiter=limiter, journal=journal, metrics=Metrics())
     tasks = [
         asyncio.create_task(keeper.run(), name="keeper"),
+        asyncio.create_task(limiter.run(), name="limits"),
         asyncio.create_task(land_for_ever(lander, url), name="lander"),
         asyncio.create_task(report_for_ever(router.book, url, mine.instance), name="load"),
         asyncio.create_task(sync_for_ever(journal, mine.journal_sync_ms / 1000), name="journal-sync"),
@@ -61,12 +64,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         task.add_done_callback(_stop_for_want_of)
     try:
         await keeper.tried()
-        yield Gateway(keeper=keeper, limiter=limiter, means=means, max_body_bytes=mine.max_body_bytes)
+        yield Gateway(keeper=keeper, means=means, max_body_bytes=mine.max_body_bytes)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await take_back(url, mine.instance)
+        await limiter.close()
         await session.close()
         with suppress(*_AWAY):
             await land_once(lander, url)

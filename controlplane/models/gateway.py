@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy import CheckConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -16,3 +18,13 @@ class GatewayVersion(Base):
 
     topic: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[int]
+
+
+class GatewayPresence(Base):
+    """Gateways that are alive: with Redis away each has its share of a limit. Unlogged: it is true for seconds."""
+
+    __tablename__ = "gateway_presence"
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
+
+    gateway: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime]

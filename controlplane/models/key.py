@@ -29,6 +29,7 @@ class Key(Versioned, Base):
     models: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
+    model_limits: Mapped[dict[str, Json]] = mapped_column(default=dict, server_default="{}")
     expires_at: Mapped[datetime | None]
     max_concurrent: Mapped[int | None]
     allowed_cidrs: Mapped[list[IPv4Network | IPv6Network] | None] = mapped_column(ARRAY(CIDR))

@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from controlplane.kernel.publish import CeleryPublisher, broker_url, publishing_
 from controlplane.kernel.shard import ShardKeeper
 from controlplane.worker.beat import beat, is_anyone_present
 from tests.db import kernel_toys as toys
+from tests.valkey import valkey_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 45.0
@@ -42,21 +42,9 @@ async def until(condition: Callable[[], Awaitable[object]], seconds: float = DEA
 
 @pytest.fixture
 def valkey() -> Iterator[Valkey]:
-    with tempfile.TemporaryDirectory(prefix="bedplate-vk-") as directory:
-        server = Valkey(directory=Path(directory))
-        server.prepare()
-        with subprocess.Popen(server.argv(), stdout=subprocess.DEVNULL, env=server.environment()) as process:
-            try:
-                assert asyncio.run(asyncio.wait_for(_ready(server), 20))
-                yield server
-            finally:
-                process.kill()
-
-
-async def _ready(server: Valkey) -> bool:
-    while not await server.is_ready():
-        await asyncio.sleep(0.05)
-    return True
+    with valkey_server() as server:
+        asyncio.run(server.start())
+        yield server.valkey
 
 
 @dataclass

@@ -37,11 +37,25 @@ Scopes = Annotated[list[Literal["chat", "completion", "embedding", "rerank"]] | 
 Limit = Annotated[int | None, Field(ge=1, le=10**12)]
 _REQUESTS = "Requests a minute; null: the deployment's limit."
 _TOKENS = "Tokens a minute, prompt and answer together; null: the deployment's limit."
+_MODEL_LIMITS = "Limits for one model, beside those for all; null: the key's."
+_EXAMPLE = {"chat": {"requests_per_minute": 60, "tokens_per_minute": 50_000}}
 _LABELS = "Labels of the key, which rules of routes can ask for."
-_CONCURRENT = "Requests at a time at each gateway; null: no limit."
+_CONCURRENT = "Requests at a time, at all gateways together; null: no limit."
 _CIDRS = "Addresses the key may be used from; null: all."
 _SCOPES = "Kinds of call the key is for; null: all."
 _EXPIRY = "From when on it is refused; null: never."
+
+
+class ModelLimits(Input):
+    """Of one model."""
+
+    requests_per_minute: Limit = Field(default=None, description=_REQUESTS, examples=[60])
+    tokens_per_minute: Limit = Field(default=None, description=_TOKENS, examples=[50_000])
+
+
+LimitsOfModels = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=128)], ModelLimits], Field(max_length=64)
+]
 
 
 class KeyCreate(Input):
@@ -49,6 +63,7 @@ class KeyCreate(Input):
     models: Models = None
     requests_per_minute: Limit = Field(default=None, description=_REQUESTS, examples=[600])
     tokens_per_minute: Limit = Field(default=None, description=_TOKENS, examples=[200_000])
+    model_limits: LimitsOfModels = Field(default_factory=dict, description=_MODEL_LIMITS, examples=[_EXAMPLE])
     expires_at: AwareDatetime | None = Field(default=None, description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
     max_concurrent: Concurrency = Field(default=None, description=_CONCURRENT, examples=[16])
     allowed_cidrs: Cidrs = Field(default=None, description=_CIDRS, examples=[["10.0.0.0/8"]])
@@ -62,6 +77,7 @@ class KeyUpdate(Input):
     models: Models = None
     requests_per_minute: Limit = Field(default=None, description=_REQUESTS, examples=[600])
     tokens_per_minute: Limit = Field(default=None, description=_TOKENS, examples=[200_000])
+    model_limits: LimitsOfModels = Field(default_factory=dict, description=_MODEL_LIMITS, examples=[_EXAMPLE])
     expires_at: AwareDatetime | None = Field(default=None, description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
     max_concurrent: Concurrency = Field(default=None, description=_CONCURRENT, examples=[16])
     allowed_cidrs: Cidrs = Field(default=None, description=_CIDRS, examples=[["10.0.0.0/8"]])
@@ -74,6 +90,7 @@ class KeyView(Resource):
     models: Models
     requests_per_minute: int | None = Field(description=_REQUESTS, examples=[600])
     tokens_per_minute: int | None = Field(description=_TOKENS, examples=[200_000])
+    model_limits: dict[str, ModelLimits] = Field(description=_MODEL_LIMITS, examples=[_EXAMPLE])
     expires_at: AwareDatetime | None = Field(description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
     max_concurrent: int | None = Field(description=_CONCURRENT, examples=[16])
     allowed_cidrs: list[str] | None = Field(description=_CIDRS, examples=[["10.0.0.0/8"]])

@@ -64,9 +64,9 @@ async def test_how_much_at_a_time(gateway, fleet, engine, http) -> None:
     assert headers["x-ratelimit-remaining-requests"] == "8"
     held[0].cancel()
     async with asyncio.timeout(5):
-        while gateway.app.limiter._running.get(next(iter(gateway.app.limiter._running))) != 1:
+        while gateway.app.means.limiter.running != 1:
             await asyncio.sleep(0.01)
     release.set()
     assert (await post(http, gateway, headers=bearer(key)))[0] == 200
     assert (await held[1])[0] == 200
-    assert not gateway.app.limiter._running
+    assert not gateway.app.means.limiter.running
