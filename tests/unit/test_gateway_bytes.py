@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.gateway.body import replace_member
-from controlplane.gateway.limit import Bucket, duration
+from controlplane.gateway.bucket import Bucket, duration
 from controlplane.gateway.stream import EventStream, UsageForm
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -90,18 +90,30 @@ def test_a_comment_line_does_not_wait_for_its_event() -> None:
 
 
 def test_bucket() -> None:
-    bucket = Bucket(60, 0.0)
+    bucket = Bucket("name", "requests per minute", 60, 0.0)
     assert bucket.remaining(0.0) == 60
     for _ in range(60):
-        assert bucket.wait(1, 0.0) == 0
-        bucket.take(1, 0.0)
-    assert bucket.wait(1, 0.0) == 1.0
+        assert bucket.wait_alone(1, 1, 0.0) == 0
+        bucket.take_alone(1, 1, 0.0)
+    assert round(bucket.wait_alone(1, 1, 0.0), 6) == 1.0
     assert bucket.remaining(0.0) == 0
-    assert bucket.wait(1, 1.0) == 0
-    bucket.take(-60, 1.0)
+    assert bucket.wait_alone(1, 1, 1.0) == 0
+    bucket.take_alone(-60, 1, 1.0)
     assert bucket.remaining(1.0) == 60
     assert bucket.reset(1.0) == 0.0
-    assert bucket.wait(1_000_000, 1.0) == 0, "what is larger than the bucket fits when it is full"
+    assert bucket.wait_alone(1_000_000, 1, 1.0) == 0, "what is larger than the bucket fits when it is full"
+
+
+def test_a_bucket_divided() -> None:
+    """One of three gateways on its own gets a third of what is left, and a third of the rate."""
+    bucket = Bucket("name", "requests per minute", 60, 0.0)
+    bucket.seen(30_000_000, 0.0)
+    passed = 0
+    while not bucket.wait_alone(1, 3, 0.0):
+        bucket.take_alone(1, 3, 0.0)
+        passed += 1
+    assert passed == 10
+    assert round(bucket.wait_alone(1, 3, 0.0), 6) == 3.0
 
 
 def test_durations_as_go_writes_them() -> None:
