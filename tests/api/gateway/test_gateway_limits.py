@@ -230,7 +230,10 @@ async def test_flushed_redis(pair: Pair, valkey: ValkeyServer) -> None:
 
 
 async def test_two_gateway_processes(fleet, engine, http, tmp_path, database_url, valkey, monkeypatch) -> None:
-    """End to end: shared between two, headers and codes as promised, a change in force within a second."""
+    """End to end: shared between two, headers and codes as promised, a change in force within a second.
+
+    Long, because one pair of gateways shows all of it.
+    """
     monkeypatch.setenv("BEDPLATE_CONFIG", str(tmp_path / "none.toml"))
     await valkey.start()
     key = await fleet.key(requests_per_minute=6, model_limits=json.dumps({"other": {"requests_per_minute": 1}}))
