@@ -29,7 +29,7 @@ def add_user(layout: Layout) -> None:
         aside.mkdir(mode=0o700)
         for name in BACKUPS:
             with contextlib.suppress(FileNotFoundError):
-                shutil.copy2(ETC / name, aside / name)
+                _copy(ETC / name, aside / name)
     argv = ("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(layout.home))
     command(*argv, "--shell", "/bin/sh", "--password", "*", USER)
 
@@ -75,10 +75,16 @@ def _put_back(aside: Path) -> None:
         if not now.exists() or not _is_ours(now):
             continue
         if kept.exists():
-            shutil.copy2(kept, now)
-            os.chown(now, kept.stat().st_uid, kept.stat().st_gid)
+            _copy(kept, now)
         else:
             now.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """With its owner: a copy of /etc/shadow belongs to the group `shadow`."""
+    shutil.copy2(source, target)
+    status = source.stat()
+    os.chown(target, status.st_uid, status.st_gid)
 
 
 def _is_ours(backup: Path) -> bool:
