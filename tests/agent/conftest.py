@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,7 +22,9 @@ from hostagent.protocol import codec, frames
 from hostagent.protocol.frames import Answer, Event, Request
 from hostagent.protocol.verbs import ANSWER
 from tests.agent.balancing import Edge, Stage
-from tests.agent.sshd import Sshd
+
+if TYPE_CHECKING:
+    from tests.agent.sshd import Sshd
 
 DEADLINE_SECONDS = 30.0
 
@@ -189,6 +191,8 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def sshd(served: Served, tmp_path: Path) -> AsyncIterator[Sshd]:
+    from tests.agent.sshd import Sshd  # an SSH library: not on every machine where this directory's suites run
+
     daemon = Sshd(tmp_path, served.root)
     await daemon.start()
     try:

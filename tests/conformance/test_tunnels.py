@@ -19,8 +19,9 @@ from hostagent.drivers.network.wireguard import WireGuard
 from hostagent.lib.seal import HostSealer
 from hostagent.lib.wait import until
 from hostagent.protocol.network import TunnelInterfaceWanted, TunnelPeerWanted, TunnelWanted
+from tests.capabilities import has_capability
 from tests.conformance.conftest import Daemon
-from tests.conformance.wires import ONE, ended, frames, heard, joined, pinging, run, two_hosts
+from tests.conformance.wires import ONE, Pinging, frames, heard, joined, run, two_hosts
 
 REAL = pytest.param("real", marks=pytest.mark.caps("root", "netns", "wireguard"))
 A = TunnelInterfaceWanted(slot="a", listen_port=51820, key_generation=1)
@@ -147,7 +148,7 @@ async def test_keys_are_rotated_without_losing_a_ping(tmp_path):
         await joined(one, two, {"a": 1})
         await one.route(two, "a")
         await two.route(one, "a")
-        pings = [await pinging(one, two.nic.ipv4), await pinging(one, two.nic.ipv6), await pinging(two, one.nic.ipv4)]
+        pings = [Pinging(one, two.nic.ipv4), Pinging(one, two.nic.ipv6), Pinging(two, one.nic.ipv4)]
         slots = {"a": 1, "b": 2}
         await joined(one, two, slots)
 
@@ -158,7 +159,7 @@ async def test_keys_are_rotated_without_losing_a_ping(tmp_path):
         await one.route(two, "b")
         await two.route(one, "b")
         await joined(one, two, {"b": 2})
-        results = [await ended(process) for process in pings]
+        results = [await pinging.ended() for pinging in pings]
         assert [sent - received for sent, received in results] == [0, 0, 0], results
         assert all(sent > 20 for sent, _ in results)
         assert list(one.paths.tunnel_keys.glob("a-*")) == []
@@ -178,6 +179,7 @@ async def test_only_the_right_key_is_heard_and_a_dead_process_is_replaced(tmp_pa
         await joined(one, two, {"a": 1})
         assert one.ping(two.nic.ipv4, "-c1", "-W5")[1] == 1
         seen = await one.tunnel({"a": 1}, two.peer("a", await two.keys.public("a", 1)))
+        assert seen.interfaces[0].driver == ("kernel" if has_capability("kernel_wireguard") else "userspace")
         if seen.interfaces[0].driver == "userspace":
             assert seen.interfaces[0].incarnation
             os.kill(seen.interfaces[0].incarnation.pid, signal.SIGKILL)

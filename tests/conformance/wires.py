@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import re
+import signal
 import socket
 import subprocess
+import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,6 +37,7 @@ from tests.namespaces import inside
 ONE = Generation(epoch=1, number=1)
 PORTS = {"a": 51820, "b": 51821}
 RECEIVED = re.compile(r"(\d+) packets transmitted, (\d+) received")
+SEQUENCE = re.compile(rb"icmp_seq=(\d+) ttl=")
 
 
 def run(*argv: str, check: bool = True, seconds: float = 20) -> str:
@@ -199,16 +202,19 @@ def frames(wire: socket.socket) -> list[bytes]:
     return found
 
 
-async def pinging(side: Side, address: str) -> asyncio.subprocess.Process:
-    """Every 10 ms until `ended`."""
-    argv = side.guest_argv("ping", "-n", "-q", "-i", "0.01", "-W", "2", address)
-    return await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+class Pinging:
+    """An echo request every 10 ms, until `ended`."""
 
+    def __init__(self, side: Side, address: str) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `ended`
+        argv = side.guest_argv("ping", "-n", "-i", "0.01", "-W", "2", address)
+        self._process = subprocess.Popen(argv, stdout=self._said)
 
-async def ended(process: asyncio.subprocess.Process) -> tuple[int, int]:
-    """Sent and received."""
-    process.send_signal(2)
-    said, _ = await process.communicate()
-    found = RECEIVED.search(said.decode())
-    assert found, said
-    return int(found[1]), int(found[2])
+    async def ended(self) -> tuple[int, int]:
+        """How many were sent and answered, up to the last one that was answered: later ones may be on their way."""
+        self._process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(self._process.wait)
+        self._said.seek(0)
+        answered = {int(number) for number in SEQUENCE.findall(self._said.read())}
+        self._said.close()
+        return max(answered, default=0), len(answered)

@@ -1,17 +1,15 @@
-"""Suites whose parts need systemd, run by pytest on the server itself: what is left out elsewhere is seen here."""
+"""Suites about what only the server's kernel and systemd have, run by pytest on the server itself."""
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
-from importlib import metadata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from provisioning.lab.metal import MetalHost
+from tests.metal.shipping import shipped
 
 pytestmark = [
     pytest.mark.metal,
@@ -20,54 +18,38 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.caps("root", "qemu", "debootstrap"),
 ]
-ROOT = Path(__file__).parents[2]
-PLUGINS = ("pytest", "pytest-asyncio", "pytest-timeout")
-PLACE = "/tmp/suite"
-SUITES = {"tests/conformance/test_supervisors.py": "systemd"}
+# What is run there, which of its tests, and what the server has that they are about.
+SUITES = (
+    ("tests/conformance/test_supervisors.py", "systemd", "systemd"),
+    ("tests/conformance/test_tunnels.py", "not fake", "kernel_wireguard"),
+    ("tests/agent/test_flowtable.py", "test", "flowtable"),
+    ("tests/agent/test_flow_table_full.py", "test", "own_machine"),
+)
 
 
-def distributions(names: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Those of this environment with all that they need; the server's Python is of the same kind, and these are pure Python."""
-    found: dict[str, metadata.Distribution] = {}
-    pending = list(names)
-    while pending:
-        name = pending.pop()
-        if name.lower() in found:
-            continue
-        found[name.lower()] = metadata.distribution(name)
-        for line in found[name.lower()].requires or ():
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                pending.append(requirement.name)
-    return found
+@pytest.fixture(scope="module")
+def python(server: MetalHost) -> Iterator[list[str]]:
+    with shipped(server) as argv:
+        yield argv
 
 
-def bundle() -> bytes:
-    """The suites, what they test, and pytest, as a tar archive."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for distribution in distributions(PLUGINS).values():
-            for file in distribution.files or ():
-                if file.suffix in (".py", ".txt") or ".dist-info" in file.parts[0]:
-                    archive.add(str(file.locate()), f"site/{file}")
-        for path in (*(ROOT / "hostagent").rglob("*.py"), *(ROOT / "tests/conformance").glob("*.py")):
-            archive.add(path, str(path.relative_to(ROOT)))
-        for name in ("pyproject.toml", "tests/__init__.py"):
-            archive.add(ROOT / name, name)
-    return buffer.getvalue()
-
-
-def test_what_needs_systemd_passes_on_the_server(metal: MetalHost) -> None:
-    metal.exec(["mkdir", PLACE])
-    try:
-        metal.exec(["tar", "-x", "-C", PLACE, "-f", "-"], stdin=bundle())
-        for path, words in SUITES.items():
-            argv = ["env", "-C", PLACE, f"PYTHONPATH={PLACE}/site:{PLACE}", "python3", "-m", "pytest", "-p", "no:cacheprovider"]
-            argv += ["--confcutdir=tests/conformance", path, "-k", words]
-            done = metal.exec(argv, timeout=400, check=False)
-            said = done.stdout.decode()
-            assert done.returncode == 0, said
-            assert re.search(r"\b[1-9]\d* passed", said), said
-            assert "skipped" not in said, said
-    finally:
-        metal.exec(["rm", "-rf", PLACE])
+@pytest.mark.parametrize(("path", "words", "capability"), SUITES, ids=[capability for *_, capability in SUITES])
+def test_what_only_a_server_has(server: MetalHost, python: list[str], path: str, words: str, capability: str) -> None:
+    argv = [
+        "env",
+        f"REQUIRE_CAPS={capability}",
+        "TEST_MACHINE_IS_OURS=1",
+        *python,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.capabilities",
+    ]
+    argv += [f"--confcutdir={Path(path).parent}", "--timeout=300", path, "-k", words, "--durations=5"]
+    done = server.exec(argv, timeout=800, check=False)
+    said = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, said
+    assert re.search(r"\b[1-9]\d* passed", said), said
+    assert "skipped" not in said, said
