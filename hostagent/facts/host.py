@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from hostagent.drivers.registry import Drivers
 from hostagent.facts import hardware, kvm, system
+from hostagent.facts.flows import flow_table
 from hostagent.facts.sysfs import text
 from hostagent.lib.hostconfig import HostConfig
 from hostagent.lib.paths import Paths
@@ -122,6 +123,8 @@ def _conditions(config: HostConfig, memory: dict[str, int], interfaces: tuple[In
         conditions.append("several_global_ipv6_prefixes")
     if config.data_interface and config.data_interface not in {interface.name for interface in interfaces}:
         conditions.append(f"data_interface_missing:{config.data_interface}")
+    if flow_table().is_nearly_full:
+        conditions.append("flow_table_nearly_full")
     return conditions
 
 

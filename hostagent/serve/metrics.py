@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from hostagent.facts.flows import flow_table
 from hostagent.verbs.context import Agent
 
 _ANSWER_SECONDS = 5.0
@@ -52,6 +53,7 @@ class Metrics:
         lines.append("# TYPE bedplate_agent_dropped_packets_total counter")
         dropped = sorted(agent.rules.driver.counters().items())
         lines += [f'bedplate_agent_dropped_packets_total{{reason="{n.removeprefix("a_")}"}} {p}' for n, p in dropped]
+        lines += _flow_lines()
         lines.append(f'bedplate_agent_info{{version="{agent.version}"}} 1')
         return "\n".join(lines) + "\n"
 
@@ -68,6 +70,20 @@ class Metrics:
                 writer.write(head % (status, len(body)) + body)
                 await writer.drain()
         writer.close()
+
+
+def _flow_lines() -> list[str]:
+    table = flow_table()
+    return [
+        "# TYPE bedplate_agent_flows gauge",
+        f"bedplate_agent_flows {table.count}",
+        "# TYPE bedplate_agent_flows_limit gauge",
+        f"bedplate_agent_flows_limit {table.limit}",
+        "# TYPE bedplate_agent_flows_refused_total counter",
+        f"bedplate_agent_flows_refused_total {table.refused}",
+        "# TYPE bedplate_agent_flows_evicted_total counter",
+        f"bedplate_agent_flows_evicted_total {table.evicted}",
+    ]
 
 
 def resident_bytes() -> int:
