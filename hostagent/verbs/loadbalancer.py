@@ -60,7 +60,7 @@ class LoadBalancerKind:
             return None
         detail: dict[str, str | int | float | bool | None] = {
             "client_address": document.client_address,
-            "offload": not class_of(document),
+            "offload": bool(agent.balancers.uplinks) and not class_of(document),
             "brakes": service.health.brakes,
         }
         detail |= {f"up:{name}": word for name, word in service.words().items()}

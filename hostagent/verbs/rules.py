@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from hostagent.drivers.network.protocol import RulePart
+from hostagent.drivers.network.uplinks import find_uplinks
 from hostagent.protocol.errors import AgentError
 from hostagent.verbs import address, firewall, loadbalancer
 from hostagent.verbs.context import Agent
@@ -71,6 +72,7 @@ async def _wait(news: asyncio.Event, seconds: float) -> None:
 async def start(agent: Agent) -> None:
     """Before anything else is started. A host whose rules cannot be written runs on, and says so; it is tried again."""
     firewall.load(agent)
+    agent.balancers.uplinks = await find_uplinks(agent.config)
     try:
         await agent.rules.start(wanted(agent))
     except AgentError as error:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hostagent.drivers.network.balancer_buckets import Table
 from hostagent.drivers.network.balancer_health import Facts, ServiceHealth
+from hostagent.drivers.network.balancer_long import Offload
 from hostagent.drivers.network.balancer_memory import BalancerMemory
 from hostagent.drivers.network.balancer_rules import (
     FAMILIES,
@@ -26,6 +27,7 @@ from hostagent.drivers.network.balancer_rules import (
     class_of,
     guard_of,
     guard_part,
+    offload_part,
     service_part,
     shared_part,
 )
@@ -43,6 +45,7 @@ RETRY_SECONDS = 1.0
 CONFIRM_MS = 100
 DEFAULT_PROBE = ProbeWanted(kind="tcp", timeout_ms=CONFIRM_MS)
 SHARED = "balancer"
+OFFLOAD = f"{SHARED}/offload"
 
 
 class Written(NamedTuple):
@@ -54,10 +57,15 @@ class Written(NamedTuple):
 
 
 class Balancers:
-    """`flows`: where the flows that carry a mark are ended; `on_change` is told which service is seen differently now."""
+    """`flows`: where the flows that carry a mark are ended; `on_change` is told which service is seen differently now.
+
+    `uplinks`: the links between which long flows go by the flowtable, () where the kernel cannot or no link is trusted; to be
+    set before `restore`.
+    """
 
     def __init__(self, rules: Ruleset, directory: Path, flows: FlowDriver) -> None:
         self.services: dict[str, Service] = {}
+        self.uplinks: tuple[str, ...] = ()
         self.failovers = Failovers()
         self.prober = Prober(self._probed)
         self.on_change: Callable[[str], None] = lambda _id: None
@@ -65,6 +73,7 @@ class Balancers:
         self._memory = BalancerMemory(directory)
         self._guards: Counter[Guard] = Counter()
         self._flows = flows
+        self._offload = Offload(flows, self._pause_offload)
         self._dirty: set[str] = set()
         self._learnt: dict[str, tuple[str, float]] = {}
         self._gone_marks: list[int] = []
@@ -314,6 +323,7 @@ class Balancers:
                 parts[shared] = guard_part(service.guard)
         if parts and SHARED not in self._shared:
             parts[SHARED] = shared_part()
+            parts |= {OFFLOAD: offload_part(self.uplinks)} if self.uplinks else {}
         return parts
 
     @staticmethod
@@ -330,7 +340,7 @@ class Balancers:
     def _unused(self) -> set[str]:
         """Shared parts that no service stands on any more."""
         used = {f"{SHARED}/{guard.chain}" for guard, services in self._guards.items() if services > 0}
-        return self._shared - used - ({SHARED} if self.services else set())
+        return self._shared - used - ({SHARED, OFFLOAD} if self.services else set())
 
     def _after(self, service: Service, before: Written, learnt: tuple[str, float] | None) -> None:
         """The table is written: count, end flows, set the clock, tell."""
@@ -357,6 +367,12 @@ class Balancers:
 
     async def _forget(self, mark: int) -> None:
         await self._flows.delete_marked(mark & MARK_BACKEND_MASK, MARK_BACKEND_MASK)
+        if self.uplinks:
+            await self._offload.forget(mark & MARK_BACKEND_MASK)
+
+    async def _pause_offload(self, is_paused: bool) -> None:
+        if OFFLOAD in self._shared:
+            await self._rules.put({OFFLOAD: None if is_paused else offload_part(self.uplinks)})
 
     async def _end(self, service: Service, name: str) -> None:
         for (_, backend), mark in service.marks.items():

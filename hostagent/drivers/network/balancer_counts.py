@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from hostagent.drivers.network import balancer_kernel
 from hostagent.drivers.network.balancer import Balancers
 from hostagent.drivers.network.balancer_circuit import CLOSED, OPEN, Circuit, Counts
+from hostagent.drivers.network.balancer_long import LongFlows
 from hostagent.drivers.network.balancer_rules import COUNTERS
 from hostagent.drivers.network.balancer_service import BUCKET_BOUNDS
 
@@ -28,6 +29,7 @@ class BalancerCounts:
     def __init__(self, balancers: Balancers) -> None:
         self._balancers = balancers
         self._circuits: dict[Name, Circuit] = {}
+        self._long = LongFlows()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -44,6 +46,7 @@ class BalancerCounts:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
+                await self.look_at_long_flows()
             except Exception:
                 logger.exception("looking at circuits")
 
@@ -64,9 +67,17 @@ class BalancerCounts:
                 if circuit.look(wanted, counts.get((service_id, backend.id), Counts()), now):
                     self._balancers.circuit(service_id, backend.id, circuit.state)
 
+    async def look_at_long_flows(self, *, is_asked: bool = False) -> None:
+        if self._balancers.uplinks:
+            await asyncio.to_thread(self._long.look, is_asked=is_asked)
+            self._long.keep(names_of_marks(self._balancers))
+
     async def lines(self) -> list[str]:
         """Prometheus text."""
         readings = await read(COUNTERS) if self._balancers.services else {}
+        if readings:
+            await self.look_at_long_flows(is_asked=True)
+        readings = {name: _together(found, self._long.sums.get(name, {})) for name, found in readings.items()}
         flows, offloaded = await asyncio.to_thread(balancer_kernel.live_flows) if readings else (Counter[int](), 0)
         return [*self._state_lines(), *self._traffic_lines(readings, flows), *self._failover_lines(), *_plain(offloaded)]
 
@@ -126,6 +137,11 @@ async def read(names: tuple[str, ...]) -> Readings:
         return {name: balancer_kernel.counters(name) for name in names}
 
     return await asyncio.to_thread(work)
+
+
+def _together(one: dict[int, tuple[int, int]], other: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    added = {mark: (one[mark][0] + packets, one[mark][1] + size) for mark, (packets, size) in other.items() if mark in one}
+    return one | added
 
 
 def counted(balancers: Balancers, readings: Readings) -> dict[Name, Counts]:

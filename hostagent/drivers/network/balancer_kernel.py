@@ -11,10 +11,16 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from hostagent.drivers.network.balancer_rules import OFFLOADED
 from hostagent.drivers.network.conntrack import (
+    CTA_COUNTERS_ORIG,
+    CTA_COUNTERS_REPLY,
+    CTA_ID,
     CTA_MARK,
+    CTA_MARK_MASK,
     CTA_STATUS,
     MSG_GET,
     NFNL_SUBSYS_CTNETLINK,
@@ -38,7 +44,7 @@ _ELEMENT_KEY, _ELEMENT_EXPRESSION, _ELEMENT_EXPRESSIONS = 1, 7, 11
 _GENERIC_BYTES = 4
 COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 MAX_WALKED_FLOWS = 50_000
-OFFLOADED = 1 << 14 | 1 << 15  # IPS_OFFLOAD, IPS_HW_OFFLOAD
+IN_FLOWTABLE = 1 << 14 | 1 << 15  # IPS_OFFLOAD, IPS_HW_OFFLOAD
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -57,8 +63,30 @@ def counters(name: str) -> dict[int, tuple[int, int]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Packets and bytes by direction: `in` towards the backend."""
+
+    in_packets: int = 0
+    in_bytes: int = 0
+    out_packets: int = 0
+    out_bytes: int = 0
+
+
+def marked_flows(bit: int) -> Iterator[tuple[bytes, int, Carried]]:
+    """(id, mark, what it has carried) of every flow with this bit in its mark; found by the kernel. Blocks."""
+    wanted = attribute(CTA_MARK, bit.to_bytes(4, "big")) + attribute(CTA_MARK_MASK, bit.to_bytes(4, "big"))
+    for payload in _ask(message(NFNL_SUBSYS_CTNETLINK << 8 | MSG_GET, _REQUEST | _DUMP, 1, socket.AF_UNSPEC, wanted)):
+        fields = attributes(payload[_GENERIC_BYTES:])
+        counted = [attributes(fields.get(kind, b"")) for kind in (CTA_COUNTERS_ORIG, CTA_COUNTERS_REPLY)]
+        numbers = (int.from_bytes(one.get(kind, b""), "big") for one in counted for kind in (1, 2))
+        yield fields.get(CTA_ID, b""), int.from_bytes(fields.get(CTA_MARK, b""), "big"), Carried(*numbers)
+
+
 def live_flows() -> tuple[Counter[int], int]:
-    """(flows by mark, flows in a flowtable). Only of a table that is small enough to be walked; else nothing. Blocks."""
+    """(flows by mark without the flowtable's bit, flows in a flowtable). Of a table that is small enough to be walked; else
+    nothing. Blocks.
+    """
     marks: Counter[int] = Counter()
     offloaded = 0
     try:
@@ -69,8 +97,8 @@ def live_flows() -> tuple[Counter[int], int]:
     for payload in _ask(message(NFNL_SUBSYS_CTNETLINK << 8 | MSG_GET, _REQUEST | _DUMP, 1, socket.AF_UNSPEC)):
         fields = attributes(payload[_GENERIC_BYTES:])
         if mark := int.from_bytes(fields.get(CTA_MARK, b""), "big"):
-            marks[mark] += 1
-        if int.from_bytes(fields.get(CTA_STATUS, b""), "big") & OFFLOADED:
+            marks[mark & ~OFFLOADED] += 1
+        if int.from_bytes(fields.get(CTA_STATUS, b""), "big") & IN_FLOWTABLE:
             offloaded += 1
     return marks, offloaded
 

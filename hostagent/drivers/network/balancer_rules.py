@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table, moved
 from hostagent.drivers.network.protocol import RuleChange, RulePart, SetSpec
+from hostagent.drivers.network.table import MARK_BACKEND_MASK
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted
 
 Family = int  # 4 or 6
@@ -20,6 +21,9 @@ FAMILIES: tuple[Family, ...] = (4, 6)
 COUNTERS = ("lb_flows", "lb_in", "lb_out", "lb_accepted", "lb_refused", "lb_resets")
 NOT_OFFLOADED = 0x0100_0000  # class bit of the mark: this flow stays out of the flowtable
 SHORTEST_OFFLOADED_SECONDS = 60  # a flowtable forgets after 30 s of its own; shorter time-outs would not hold in it
+OFFLOADED = 0x0200_0000  # class bit of the flow: it has been in the flowtable, its conntrack entry counts what it carries
+OFFLOADED_FROM_BYTES = 256 << 10  # a flow that has carried so much is long; shorter ones would pay for the entry and not use it
+FLOWTABLE = "lb_flowtable"
 _TUPLE = {4: "ip daddr . meta l4proto . th dport", 6: "ip6 daddr . meta l4proto . th dport"}
 _SADDR = {4: "ip saddr", 6: "ip6 saddr"}
 _IP = {4: "ip", 6: "ip6"}
@@ -115,6 +119,7 @@ def shared_part() -> RulePart:
         "dstnat_balancer": tuple(f"{_TUPLE[family]} vmap @lb_services{family}" for family in FAMILIES),
         "post_balancer": (
             "ct mark 0 return",
+            f"ct mark & {OFFLOADED:#x} != 0 goto lb_long",
             "ct direction original ct mark @lb_in return",
             "ct mark @lb_out tcp flags & (syn | rst) != 0 jump lb_answers",
         ),
@@ -123,6 +128,7 @@ def shared_part() -> RulePart:
             "tcp flags & rst == rst tcp sequence 0 ct mark @lb_refused return",
             "tcp flags & rst == rst ct mark @lb_resets",
         ),
+        "lb_long": (f"ct direction reply tcp flags & rst == rst ct mark & {0xFFFF_FFFF ^ OFFLOADED:#x} @lb_resets",),
         "srcnat_balancer": (
             "ct mark 0 return",
             "meta l4proto { tcp, udp } snat ip to ct mark map @lb_sources4",
@@ -143,6 +149,26 @@ def shared_part() -> RulePart:
         for name, choice in _choices(family).items():
             chains[f"{name}{family}"] = algorithm_rules(family, choice)
     return RulePart(chains=chains, sets=sets)
+
+
+def offload_part(uplinks: tuple[str, ...]) -> RulePart:
+    """Long flows between these links go by a flowtable: established, thus let in, by nothing that a tunnel or a machine is on.
+
+    What is offloaded meets no rule any more: it is counted by its conntrack entry and ends with it.
+    """
+    quoted = [f'"{name}"' for name in uplinks]
+    between = "iifname @lb_uplinks oifname @lb_uplinks meta l4proto { tcp, udp }"
+    rules = (
+        f"ct mark & {MARK_BACKEND_MASK:#x} == 0 return",
+        f"ct mark & {NOT_OFFLOADED:#x} != 0 return",
+        f"{between} ct bytes > {OFFLOADED_FROM_BYTES} ct mark set ct mark | {OFFLOADED:#x} flow add @{FLOWTABLE}",
+    )
+    return RulePart(
+        chains={"forward_offload": rules},
+        sets={"lb_uplinks": SetSpec(declaration="type ifname;", key=("ifname",))},
+        elements={"lb_uplinks": dict.fromkeys(quoted, "")},
+        objects={f"flowtable {FLOWTABLE}": f"hook ingress priority 0; devices = {{ {', '.join(quoted)} }}; counter;"},
+    )
 
 
 def _sets(family: Family) -> dict[str, SetSpec]:

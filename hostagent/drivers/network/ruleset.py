@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from hostagent.drivers.network.protocol import RuleChange, RuleDriver, RulePart, RulePlan, SetSpec
-from hostagent.drivers.network.table import difference
+from hostagent.drivers.network.protocol import RuleChange, RuleDriver, RulePart, RulePlan, RulesObserved, SetSpec
+from hostagent.drivers.network.table import difference, without_flowtables
 from hostagent.protocol.errors import AgentError
 
 logger = logging.getLogger(__name__)
@@ -101,11 +101,22 @@ class Ruleset:
     async def _replace(self) -> None:
         self.is_intact = False
         if self.parts:
-            self.generation = (await self.driver.apply(RulePlan(parts=self.parts))).generation
+            self.generation = (await self._apply(self.parts)).generation
         else:
             await self.driver.remove()
         self._is_written = bool(self.parts)
         self.is_intact = True
+
+    async def _apply(self, parts: Mapping[str, RulePart]) -> RulesObserved:
+        """Where a link of a flowtable has gone meanwhile, all without the flowtable."""
+        try:
+            return await self.driver.apply(RulePlan(parts=parts))
+        except AgentError as error:
+            plain = without_flowtables(parts)
+            if error.code != "rules.refused" or plain == parts:
+                raise
+            logger.warning("no flow is offloaded: %s", error)
+            return await self.driver.apply(RulePlan(parts=plain))
 
     def _keep(self, parts: Mapping[str, RulePart | None]) -> None:
         """In time for what is put, not for all that is there."""

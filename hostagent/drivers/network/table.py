@@ -24,6 +24,7 @@ Packets of established flows go to forward_offload and are accepted there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from hostagent.drivers.network.protocol import RuleChange, RulePart, RulePlan, SetSpec
 
@@ -112,6 +113,19 @@ def difference(old: Iterable[RulePart], new: Iterable[RulePart], specs: Mapping[
         old_objects=tuple(name for name in before.new_objects if name not in after.new_objects),
         specs=known,
     )
+
+
+def without_flowtables(parts: Mapping[str, RulePart]) -> dict[str, RulePart]:
+    """The same table with every flow on the slow path."""
+    return {name: _without_flowtables(part) for name, part in parts.items()}
+
+
+def _without_flowtables(part: RulePart) -> RulePart:
+    objects = {name: body for name, body in part.objects.items() if not name.startswith("flowtable ")}
+    if len(objects) == len(part.objects):
+        return part
+    chains = {name: tuple(rule for rule in rules if " flow add " not in rule) for name, rules in part.chains.items()}
+    return replace(part, objects=objects, chains=chains)
 
 
 def _holds(spec: SetSpec) -> bool:
