@@ -16,7 +16,9 @@ from controlplane.kernel.database import Database
 from controlplane.kernel.incident import open_incident, resolve_incident
 from controlplane.kernel.service import fetch
 from controlplane.placement.wake import wake_waiting
+from controlplane.remote.link import HostLinks
 from controlplane.watch import queries
+from controlplane.watch.holding import Holding
 from hostagent.protocol.frames import Event
 from hostagent.protocol.verbs import Cursor, HostObserved
 from hostagent.protocol.wanted import Observed
@@ -31,6 +33,10 @@ HOST_RUNS = {"network": "host_routes", "tunnel": "host_tunnel"}
 class Delivery:
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def holding(self, host_id: str, links: HostLinks) -> Holding:
+        """What renews the lease of the addresses that the host alone holds."""
+        return Holding(host_id, links, self._database)
 
     async def cursor(self, host_id: str) -> Cursor:
         """Where to go on; an empty one for a host that was never heard."""

@@ -15,7 +15,7 @@ import asyncpg
 from prometheus_client import Gauge
 from sqlalchemy.exc import DBAPIError
 
-from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
+from controlplane.remote.link import AgentError, Events, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.watch.deliver import Delivery
 from hostagent.protocol.verbs import Cursor
 
@@ -34,6 +34,7 @@ class HostWatcher:
         self, host_id: str, links: HostLinks, delivery: Delivery, *, lost_after_seconds: float = LOST_AFTER_SECONDS
     ) -> None:
         self._host_id = host_id
+        self._holding = delivery.holding(host_id, links)
         self._links = links
         self._delivery = delivery
         self._lost_after_seconds = lost_after_seconds
@@ -59,6 +60,7 @@ class HostWatcher:
         if not cursor.log:
             cursor = await self._look()
         events = await self._links.subscribe(self._host_id, cursor)
+        holding = asyncio.create_task(self._hold_addresses(events), name=f"holding {self._host_id}")
         try:
             await self._answers()
             async for event in events:
@@ -67,6 +69,20 @@ class HostWatcher:
                 else:
                     await self._delivery.event(self._host_id, event)
         finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            await events.close()
+
+    async def _hold_addresses(self, events: Events) -> None:
+        """A host that holds addresses alone and falls silent is lost sooner, so that they go to another."""
+        try:
+            await self._holding.keep()
+        except HostUnreachable as error:
+            await self._delivery.link(self._host_id, "lost", str(error))
+            await self._links.forget(self._host_id)
+            await events.close()
+        except AWAY as error:
+            logger.warning("%s: the database is away, addresses are not granted: %s", self._host_id, error)
             await events.close()
 
     async def _look(self) -> Cursor:

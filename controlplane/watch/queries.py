@@ -34,4 +34,18 @@ COPIES = "SELECT id FROM image_copy WHERE host_id = $1 AND image_id = $2"
 HELD_BY_HOST = """
 SELECT kind, object_id FROM host_document WHERE host_id = $1 AND kind IN ('address', 'loadbalancer') AND is_wanted
 """
+HOLDS_ALONE = """
+SELECT EXISTS (
+  SELECT FROM host_document
+  WHERE host_id = $1 AND kind = 'address' AND is_wanted AND document ->> 'announce' = 'arp'
+)
+"""
+HELD_ALONE = """
+SELECT object_id FROM host_document
+WHERE host_id = $1 AND kind = 'address' AND is_wanted AND document ->> 'announce' = 'arp' ORDER BY object_id
+"""
+RENEW_HOLDER = """
+INSERT INTO holder_lease (host_id, lease_until) SELECT id, now() + $2 * interval '1 s' FROM host WHERE id = $1
+ON CONFLICT (host_id) DO UPDATE SET lease_until = excluded.lease_until
+"""
 VMS_OF_HOST = "SELECT id FROM vm WHERE host_id = $1"

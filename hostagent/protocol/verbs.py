@@ -72,10 +72,13 @@ GRANT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """These movable machines may run until GRANT_SECONDS after `stamp`, which the host gave out; "" asks for one only."""
+    """These movable machines may run, these addresses be held against others, until `seconds` (at most GRANT_SECONDS) after
+    `stamp`, which the host gave out; "" asks for one only.
+    """
 
     ids: tuple[str, ...] = ()
     stamp: str = ""
+    seconds: float = GRANT_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

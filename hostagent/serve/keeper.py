@@ -21,7 +21,7 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Failed
 from hostagent.protocol.wanted import Observed, VmWanted
 from hostagent.serve.metrics import Metrics
-from hostagent.verbs import host, lifecycle, vm
+from hostagent.verbs import address, host, lifecycle, vm
 from hostagent.verbs.context import Agent
 from hostagent.verbs.documents import Key
 from hostagent.verbs.jobs import Job, Result
@@ -71,6 +71,7 @@ class Keeper:
         agent.jobs.on_finish = self._job_finished
         agent.balancers.on_change = lambda service_id: self.poke(("loadbalancer", service_id))
         self._nics: dict[Key, tuple[str, ...]] = {}
+        address.listen(agent)
 
     def poke(self, key: Key) -> None:
         self._dirty.add(key)

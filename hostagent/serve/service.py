@@ -48,6 +48,7 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         stack.push_async_callback(agent.balancers.close)
         stack.push_async_callback(agent.balancer_counts.close)
         stack.callback(agent.notices.close)
+        stack.callback(agent.drivers.addresses.rivals.close)
         await rules.start(agent)
         agent.balancers.start()
         if agent.drivers.rules.traits.name != "fake":

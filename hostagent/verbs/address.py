@@ -2,11 +2,16 @@
 
 The one rule: the way to the machine is there before neighbours are told of the address, and flows of an address that goes, or
 leads to another machine, are forgotten.
+
+Of two hosts that both say to have an address, the one with a grant goes on and the other lets go: it was cut off, or came back
+from a reboot, while the control plane gave the address to another. Without a rival the grant's end changes nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 
 from hostagent.drivers.network.address_rules import WAYS, address_part, ways_part
 from hostagent.drivers.network.protocol import RulePart
@@ -19,7 +24,9 @@ from hostagent.verbs import lifecycle
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 
+logger = logging.getLogger(__name__)
 Detail = dict[str, str | int | float | bool | None]
+DEFEND_SECONDS = 1.0
 
 
 class AddressKind:
@@ -36,6 +43,9 @@ class AddressKind:
             raise AgentError("address.invalid", f"{' and '.join(given)} do not go together", retryable=False)
 
     async def apply(self, agent: Agent, document: AddressWanted, job: Job) -> Result:
+        if self._is_yielded(agent, document):
+            return Succeeded(observed={"state": "yielded", "interface": ""})
+        agent.yielded.pop(document.id, None)
         job.step = "rules"
         part = address_part(document)
         before = agent.rules.parts.get(part_name(document.id))
@@ -48,6 +58,7 @@ class AddressKind:
         return Succeeded(observed={"state": "present", "interface": interface})
 
     async def remove(self, agent: Agent, object_id: str, document: AddressWanted | None) -> None:
+        agent.yielded.pop(object_id, None)
         await agent.drivers.speaker.apply(_spoken(agent, but=object_id))
         if document is not None:
             await agent.drivers.addresses.remove(document.address)
@@ -59,15 +70,23 @@ class AddressKind:
         if document is None:
             return None
         interface = await agent.drivers.addresses.held_on(document.address)
+        if document.announce == "arp" and interface:
+            await agent.drivers.addresses.guard(document.address)
         has_rules = agent.rules.parts.get(part_name(object_id)) == address_part(document)
         is_spoken = await agent.drivers.speaker.is_up(_spoken(agent))
         state = "present" if interface and has_rules and is_spoken else "incomplete"
+        state = "yielded" if self._is_yielded(agent, document) else state
         detail: Detail = {"address": document.address, "interface": interface, "is_vip": not document.private_address}
         return Observed(id=object_id, kind="address", generation=document.generation, state=state, detail=detail)
 
     def is_settled(self, document: AddressWanted, observed: Observed | None) -> bool:
         del document
-        return observed is not None and observed.state == "present"
+        return observed is not None and observed.state in {"present", "yielded"}
+
+    def _is_yielded(self, agent: Agent, document: AddressWanted) -> bool:
+        """Until it is told anew, or given a grant."""
+        is_same = agent.yielded.get(document.id) == document.generation
+        return is_same and not agent.grants.holds(document.id, agent.monotonic())
 
     async def found(self, agent: Agent) -> tuple[str, ...]:
         """An address without a document cannot be told from one that somebody else put there."""
@@ -76,6 +95,39 @@ class AddressKind:
 
 
 KIND = AddressKind()
+
+
+def listen(agent: Agent) -> None:
+    """Answer rivals from now on: defend what is granted, once a second at most, and let go of the rest."""
+    defended: dict[str, float] = {}
+    working: set[asyncio.Task[None]] = set()
+
+    def heard(address: str) -> None:
+        now = agent.monotonic()
+        if now - defended.get(address, -DEFEND_SECONDS) < DEFEND_SECONDS:
+            return
+        defended[address] = now
+        task = asyncio.get_running_loop().create_task(meet_rival(agent, address))
+        working.add(task)
+        task.add_done_callback(working.discard)
+
+    agent.drivers.addresses.rivals.on_rival = heard
+
+
+async def meet_rival(agent: Agent, address: str) -> None:
+    """Another host says to have it: go on with a grant, let go without one."""
+    found = [item for item in agent.documents.all("address") if item.address == address and item.announce == "arp"]
+    for document in found:
+        if agent.grants.holds(document.id, agent.monotonic()):
+            logger.warning("another host says to have %s, which is granted to this one: told again", address)
+            await agent.drivers.addresses.defend(address)
+            continue
+        logger.warning("another host says to have %s, and no grant is left for it here: let go", address)
+        async with agent.admission.hold((KIND.name, document.id)):
+            agent.yielded[document.id] = document.generation
+            await agent.drivers.addresses.remove(address)
+            await _forget(agent, address)
+        agent.poke((KIND.name, document.id))
 
 
 async def ensure(agent: Agent, body: AddressWanted) -> Outcome:

@@ -18,6 +18,7 @@ from hostagent.lib.paths import Paths
 from hostagent.lib.process import Incarnation
 from hostagent.lib.seal import HostSealer
 from hostagent.protocol.facts import HostFacts, KvmFact
+from hostagent.protocol.wanted import Generation
 from hostagent.verbs.documents import Documents, Key
 from hostagent.verbs.eventlog import EventLog
 from hostagent.verbs.grants import Grants
@@ -38,7 +39,8 @@ async def _no_facts() -> HostFacts:
 class Agent:
     """One host's agent. `settle_seconds`: how long an ensure waits for its work before it answers Running.
 
-    `poke` asks the keeper to look at an object at once; `watch` to do so when a process ends.
+    `poke` asks the keeper to look at an object at once; `watch` to do so when a process ends. `yielded`: addresses left to
+    another host that says to have them, and the generation they were held by.
     """
 
     paths: Paths
@@ -61,6 +63,7 @@ class Agent:
     uploads: KeyedLocks = field(default_factory=KeyedLocks)
     disks: KeyedLocks = field(default_factory=KeyedLocks)
     grants: Grants = field(default_factory=Grants)
+    yielded: dict[str, Generation] = field(default_factory=dict)
     settle_seconds: float = 1.0
     monotonic: Callable[[], float] = time.monotonic
     poke: Callable[[Key], None] = lambda _key: None

@@ -47,6 +47,13 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name="user_name_key"),
     )
     op.create_table(
+        "holder_lease",
+        sa.Column("host_id", sa.Text(), nullable=False),
+        sa.Column("lease_until", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.ForeignKeyConstraint(["host_id"], ["host.id"], name=op.f("holder_lease_host_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("host_id", name=op.f("holder_lease_pkey")),
+    )
+    op.create_table(
         "member",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("project_id", sa.Text(), nullable=False),

@@ -31,8 +31,9 @@ from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.network import AddressWanted
 from hostagent.protocol.results import Failed, Succeeded
+from hostagent.protocol.verbs import Grant, Subject
 from hostagent.protocol.wanted import Generation, Purge
-from hostagent.verbs import address, rules
+from hostagent.verbs import address, grants, rules
 from hostagent.verbs.context import Agent, open_agent
 from tests.conformance.conftest import Daemon
 from tests.conformance.wires import frames, run
@@ -138,6 +139,7 @@ async def agent_in(place: Place, root: Path) -> AsyncIterator[Agent]:
         yield agent
     finally:
         await agent.jobs.close()
+        agent.drivers.addresses.rivals.close()
         with inside(place.netns):
             await agent.rules.driver.close()
         agent.drivers.flows.close()
@@ -211,6 +213,80 @@ async def _moved(outside: Outside, one: Agent, two: Agent) -> None:
         assert longest_gap_ms(said) < 1000, said[-400:]
     for text in (IPV4, IPV6):
         outside.client.run("ping", "-c1", "-W2", text)
+
+
+@pytest.mark.caps("root", "netns")
+@pytest.mark.parametrize("text", [IPV4, IPV6])
+async def test_of_two_holders_the_one_with_a_grant_stays(tmp_path: Path, outside: Outside, text: str):
+    """The first was cut off from the control plane, which gave the address to the second; later the first is booted again."""
+    async with agent_in(outside.one, tmp_path) as one, agent_in(outside.two, tmp_path) as two:
+        heard: dict[str, list[str]] = {"one": [], "two": []}
+        for name, agent in (("one", one), ("two", two)):
+            agent.drivers.addresses.rivals.on_rival = heard[name].append
+        document = wanted(text)
+        await held(outside.one, one, document)
+        assert await where_is(outside, text) == "one"
+
+        await held(outside.two, two, document)
+        await granted(two, document.id)
+        assert await has_heard(heard["one"], text)
+        await met(outside.one, one, text)
+        assert (await state(outside.one, one, document), await state(outside.two, two, document)) == ("yielded", "present")
+        assert await where_is(outside, text) == "two"
+        heard["two"].clear()
+
+        one.yielded.clear()  # as by a reboot: it announces what its document says, and hears the defence
+        heard["one"].clear()
+        await held(outside.one, one, document)
+        assert await has_heard(heard["two"], text)
+        await met(outside.two, two, text)
+        assert await has_heard(heard["one"], text)
+        await met(outside.one, one, text)
+        assert await where_is(outside, text) == "two"
+        await held(outside.one, one, document)
+        assert await state(outside.one, one, document) == "yielded", "the same word again changes nothing"
+
+        with inside(outside.two.netns):
+            await address.purge(two, Purge(id=document.id, generation=document.generation))
+        again = replace(document, generation=Generation(epoch=1, number=2))
+        await held(outside.one, one, again)
+        assert await state(outside.one, one, again) == "present"
+        assert await where_is(outside, text) == "one"
+
+
+async def has_heard(heard: list[str], text: str) -> bool:
+    async def is_heard() -> bool:
+        return text in heard
+
+    return await until(is_heard, seconds=5)
+
+
+async def granted(agent: Agent, object_id: str) -> None:
+    stamp = (await grants.grant(agent, Grant())).stamp
+    await grants.grant(agent, Grant(ids=(object_id,), stamp=stamp, seconds=6))
+
+
+async def met(place: Place, agent: Agent, text: str) -> None:
+    with inside(place.netns):
+        await address.meet_rival(agent, text)
+
+
+async def state(place: Place, agent: Agent, document: AddressWanted) -> str:
+    with inside(place.netns):
+        seen = (await address.observe(agent, Subject(id=document.id))).object
+    assert seen is not None
+    return seen.state
+
+
+async def where_is(outside: Outside, text: str) -> str:
+    """By what the client's neighbour table says after it has spoken to the address."""
+    await asyncio.to_thread(outside.client.run, "ping", "-c1", "-W3", text, check=False)
+    said = outside.client.run("ip", "-j", "neighbour", "show", text)
+    macs = {
+        json.loads(place.run("ip", "-j", "link", "show", "out0"))[0]["address"]: place for place in (outside.one, outside.two)
+    }
+    place = macs[json.loads(said)[0]["lladdr"]]
+    return "one" if place is outside.one else "two"
 
 
 @pytest.mark.caps("root", "netns")

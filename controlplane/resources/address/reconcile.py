@@ -1,6 +1,7 @@
 """Has each reserved address held where it must be: by the host of its machine, or by edge hosts of its load balancer.
 
-The one rule: where only one host may announce an address, the next one is told after the last one has let go (or is lost).
+The one rule: where only one host may announce an address, the next one is told after the last one has let go, or is lost and
+its lease is over.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, cast
 
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.documents import service as documents
 from controlplane.documents.edges import edges_of
+from controlplane.kernel.outcome import Outcome, step, wait
 from controlplane.kernel.reconcile import Reconciler
 from controlplane.kernel.world import World
 from controlplane.models.address import Address, Pool
+from controlplane.models.holder_lease import HolderLease
 from controlplane.models.host import Host
 from controlplane.models.host_document import HostDocument
 from controlplane.models.loadbalancer import Loadbalancer
@@ -24,12 +28,19 @@ from controlplane.remote.link import HostLinks
 from hostagent.protocol.network import AddressWanted
 
 KIND = "address"
+LEASE_LOOK_SECONDS = 0.5
 
 
 class AddressReconciler(Reconciler[Address, HostLinks]):
     """One run an address."""
 
     name: ClassVar[str] = KIND
+    _is_held_back = False
+
+    @step(within=None)
+    async def look(self) -> Outcome:
+        await self.reconcile()
+        return wait(seconds=LEASE_LOOK_SECONDS) if self._is_held_back else wait(self.every)
 
     @classmethod
     async def subjects(cls, world: World[Any]) -> Iterable[str]:
@@ -38,8 +49,8 @@ class AddressReconciler(Reconciler[Address, HostLinks]):
 
     async def reconcile(self) -> None:
         async with self.tx() as tx:
-            address, is_held_back = await plan(tx.session, self.subject_id)
-            if address is not None and not is_held_back and await documents.is_carried_out(tx.session, KIND, address.id):
+            address, self._is_held_back = await plan(tx.session, self.subject_id)
+            if address is not None and not self._is_held_back and await documents.is_carried_out(tx.session, KIND, address.id):
                 address.observed_generation = address.generation
 
 
@@ -56,7 +67,7 @@ async def plan(session: AsyncSession, address_id: str) -> tuple[Address | None, 
     hosts, private_address = await _holders(session, address, pool)
     await documents.withdraw(session, KIND, address.id, keep=hosts)
     if hosts and pool.announce != "bgp" and await _is_still_held(session, address.id, hosts):
-        return address, True  # its letting go is a signal
+        return address, True
     wanted = AddressWanted(
         id=address.id,
         generation=documents.UNPLANNED,
@@ -66,6 +77,8 @@ async def plan(session: AsyncSession, address_id: str) -> tuple[Address | None, 
     )
     for host_id in hosts:
         await documents.plan(session, host_id, KIND, wanted)
+        if pool.announce == "arp":  # there before the first renewal, so that who takes the address away can lock it
+            await session.execute(insert(HolderLease).values(host_id=host_id).on_conflict_do_nothing())
     return address, False
 
 
@@ -89,12 +102,15 @@ async def _holders(session: AsyncSession, address: Address, pool: Pool) -> tuple
 
 
 async def _is_still_held(session: AsyncSession, address_id: str, but: Sequence[str]) -> bool:
-    """Whether a host that answers has not let go of it yet."""
+    """Whether another host may still count on holding it: it answers and has not let go, or its lease is not over."""
     held = (
-        select(HostDocument.host_id)
+        select(HostDocument.host_id, Host.link)
         .join(Host, Host.id == HostDocument.host_id)
         .where(HostDocument.kind == KIND, HostDocument.object_id == address_id, HostDocument.host_id.not_in(list(but)))
         .where(HostDocument.is_wanted.is_(False), HostDocument.applied_generation.between(1, HostDocument.generation - 1))
-        .where(Host.link != "lost")
     )
-    return await session.scalar(held.limit(1)) is not None
+    links = {row[0]: row[1] for row in await session.execute(held)}
+    if any(link != "lost" for link in links.values()):
+        return True
+    leases = select(HolderLease.lease_until > func.clock_timestamp()).where(HolderLease.host_id.in_(list(links)))
+    return any(await session.scalars(leases.order_by(HolderLease.host_id).with_for_update()))

@@ -19,6 +19,7 @@ from hostagent.drivers.network.netlink import opened
 from hostagent.drivers.network.reach import (
     AddressTraits,
 )
+from hostagent.drivers.network.rival import RivalWatch
 from hostagent.lib.program import run
 from hostagent.protocol.errors import AgentError
 
@@ -43,6 +44,7 @@ class Announcer:
     def __init__(self, interface: str = "") -> None:
         self._interface = interface
         self._repeats: dict[str, asyncio.Task[None]] = {}
+        self.rivals = RivalWatch()
 
     async def held_on(self, address: str) -> str:
         async with opened() as netlink:
@@ -59,13 +61,25 @@ class Announcer:
             async with opened() as netlink:
                 await netlink.carry_out((("address_add", attributes),))
         if is_announced and name != LOOPBACK:
+            await self.guard(address)
             tell(name, address)
             self._stop(address)
             self._repeats[address] = asyncio.create_task(_repeat(name, address))
         return name
 
+    async def guard(self, address: str) -> None:
+        """Hear of others that say to have it, from now on; nothing where it is not held. Twice is once."""
+        name = await self.held_on(address)
+        if name and name != LOOPBACK:
+            self.rivals.guard(name, _mac(name), address)
+
+    async def defend(self, address: str) -> None:
+        if name := await self.held_on(address):
+            tell(name, address)
+
     async def remove(self, address: str) -> None:
         self._stop(address)
+        self.rivals.release(address)
         if name := await self.held_on(address):
             async with opened() as netlink:
                 await netlink.carry_out((("address_remove", (("name", name), ("address", f"{address}/{_length(address)}"))),))

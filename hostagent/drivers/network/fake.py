@@ -30,6 +30,7 @@ from hostagent.drivers.network.reach import (
     TunnelsObserved,
     TunnelTraits,
 )
+from hostagent.drivers.network.rival import RivalWatch
 from hostagent.drivers.network.table import BASE_CHAINS, SLOTS, difference, render_table
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.network import TunnelWanted
@@ -292,6 +293,7 @@ class FakeAddresses:
         self.faults = faults or Faults()
         self.held: set[str] = set()
         self.told: list[str] = []
+        self.rivals = RivalWatch()
 
     async def held_on(self, address: str) -> str:
         await self.faults.reach("address.observe", address)
@@ -302,6 +304,12 @@ class FakeAddresses:
         self.held.add(address)
         self.told += [address] if is_announced else []
         return "fake0"
+
+    async def guard(self, address: str) -> None:
+        del address  # rivals speak by `rivals.on_rival`
+
+    async def defend(self, address: str) -> None:
+        self.told.append(address)
 
     async def remove(self, address: str) -> None:
         await self.faults.reach("address.remove", address)

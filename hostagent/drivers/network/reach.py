@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from hostagent.drivers.network.rival import RivalWatch
 from hostagent.lib.process import Incarnation
 from hostagent.protocol.network import TunnelWanted
 
@@ -66,6 +67,8 @@ class AddressDriver(Protocol):
     """Addresses that this host answers for, besides its own."""
 
     traits: AddressTraits
+    rivals: RivalWatch
+    """Who hears that somebody else says to have a guarded address."""
 
     async def held_on(self, address: str) -> str:
         """The interface that has it; "" where none has."""
@@ -73,6 +76,14 @@ class AddressDriver(Protocol):
 
     async def apply(self, address: str, *, is_announced: bool) -> str:
         """Held afterwards, and neighbours are told if `is_announced`; the interface. Raises AgentError."""
+        ...
+
+    async def guard(self, address: str) -> None:
+        """Hear of rivals from now on, also for what an earlier process held. Twice is once."""
+        ...
+
+    async def defend(self, address: str) -> None:
+        """Tell the neighbours once more."""
         ...
 
     async def remove(self, address: str) -> None: ...
