@@ -39,6 +39,7 @@ class Kind(StrEnum):
     NIC = "nic"
     OPERATION = "op"
     POOL = "pool"
+    PRICE = "price"
     PREFLIGHT = "pre"
     PROJECT = "proj"
     REPLICA = "rep"

@@ -153,7 +153,16 @@ class Gateway:
             call.buckets = limiter.buckets(key, time.monotonic(), route.name)
         buckets = call.buckets
         assert buckets is not None
-        await limiter.reserve(buckets, reserved)
+        if key.budget is not None:
+            call.held = await self.means.budgets.hold(
+                key, reserved, _most_cost(route, reserved, _completion_limit(call, asked))
+            )
+        try:
+            await limiter.reserve(buckets, reserved)
+        except Problem:
+            if call.held is not None:
+                call.held.settle(None, None)
+            raise
         try:
             exchange = Exchange(self.means, call, route, asked, body, reserved_tokens=reserved)
             await _unless_client_leaves(call, receive, exchange)
@@ -220,6 +229,12 @@ def _completion_limit(call: Call, asked: Asked) -> int:
     if not call.family.has_completion:
         return 0
     return asked.max_tokens or _DEFAULT_MAX_TOKENS
+
+
+def _most_cost(route: RouteEntry, tokens: int, completion: int) -> int:
+    """What the dearest target would cost, in millionths."""
+    prices = [target.price for target in route.every_target() if target.price is not None]
+    return max((price.of(tokens - completion, 0, completion) for price in prices), default=0)
 
 
 def _model(route: RouteEntry) -> dict[str, object]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.core.ids import Kind, new_id
+from controlplane.gateway.budget import Held
 from controlplane.gateway.directory import KeyEntry
 from controlplane.gateway.family import FAMILIES, OTHER, Family
 from controlplane.gateway.limit import NO_KEY_HEADERS, Buckets
@@ -35,6 +36,7 @@ class Call:
     arrived: float = field(default_factory=time.monotonic)
     key: KeyEntry | None = None
     buckets: Buckets | None = None
+    held: Held | None = None
     model: str = UNKNOWN
     served_by: bytes = b"gateway"
     attempts: int = 0
@@ -71,6 +73,7 @@ class Call:
             (b"openai-processing-ms", b"%d" % (1000 * (now - self.arrived))),
             (b"x-served-by", self.served_by),
             (b"x-route-attempts", b"%d" % self.attempts),
+            *(((b"x-bedplate-budget", b"soft"),) if self.held and self.held.is_soft else ()),
             *(((b"x-bedplate-route", self.decision),) if self.decision else ()),
             (b"x-queue-ms", b"%d" % queued),
             (b"server-timing", timing),

@@ -22,6 +22,32 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Of one key for a `period` (`total`, `day`, `month`; UTC); None = no such limit. A soft limit only tells."""
+
+    period: str = "total"
+    tokens: int | None = None
+    money_micros: int | None = None
+    tokens_soft: int | None = None
+    money_soft_micros: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Millionths of the currency for a million tokens, and for a request."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    request: int = 0
+
+    def of(self, prompt: int, cached: int, completion: int) -> int:
+        """What they cost, in millionths; rounded up, as metering does."""
+        tokens = (prompt - cached) * self.prompt + cached * self.cached + completion * self.completion
+        return self.request - (-tokens // 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
     """`models` None = every model of the project; `expires_at` in seconds since the epoch."""
 
@@ -36,6 +62,7 @@ class KeyEntry:
     allowed_cidrs: tuple[IPv4Network | IPv6Network, ...] | None = None
     scopes: frozenset[str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    budget: Budget | None = None
 
     def is_valid(self, now: float) -> bool:
         return self.expires_at is None or now < self.expires_at
@@ -88,6 +115,8 @@ class Target:
 
     endpoint_id: str
     name: str = ""
+    model: str = ""
+    price: Price | None = None
     served_model_id: str
     weight: int
     has_continuous_usage: bool

@@ -16,8 +16,9 @@ import aiohttp
 from controlplane.core import json
 from controlplane.gateway import problem
 from controlplane.gateway.body import Asked, prepare
+from controlplane.gateway.budget import Budgets
 from controlplane.gateway.call import Call, Header
-from controlplane.gateway.directory import ReplicaEntry, RouteEntry, Target
+from controlplane.gateway.directory import Price, ReplicaEntry, RouteEntry, Target
 from controlplane.gateway.limit import Limiter
 from controlplane.gateway.meter import Meter
 from controlplane.gateway.metrics import Metrics
@@ -49,6 +50,7 @@ class Means:
     session: aiohttp.ClientSession
     router: Router
     limiter: Limiter
+    budgets: Budgets
     journal: Journal
     metrics: Metrics
 
@@ -62,6 +64,7 @@ class Exchange:
         self._body = body
         self._reserved = reserved_tokens
         self._meter: Meter | None = None
+        self._price: Price | None = None
         self._phase_name = "total"
         self._scope = asyncio.timeout(None)
 
@@ -281,11 +284,13 @@ class Exchange:
                     path=call.path,
                     is_stream=self._asked.is_stream,
                     prompt_estimate=estimate_prompt(self._body),
+                    served_model=target.model,
                 )
             except OSError as error:
                 raise problem.cannot_account(repr(error)) from error
             self._meter = Meter(self._means.journal, opening, call.arrived)
         self._meter.endpoint_id, self._meter.replica_id = target.endpoint_id, replica.id
+        self._meter.served_model, self._price = target.model, target.price
         self._meter.begin(call.attempts)
         return self._meter
 
@@ -310,6 +315,9 @@ class Exchange:
             self._observe(meter)
         assert buckets is not None
         self._means.limiter.settle(buckets, used - self._reserved)
+        if self._call.held is not None:
+            is_billed = meter is not None and meter.closing is not None and meter.closing.is_billable
+            self._call.held.settle(meter.closing if meter is not None and is_billed else None, self._price)
 
     def _observe(self, meter: Meter) -> None:
         if meter.first_token_at is None:

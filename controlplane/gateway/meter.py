@@ -29,6 +29,7 @@ class Meter:
         self.tokens = Tokens()
         self.has_prefill = False
         self.first_token_at: float | None = None
+        self.served_model = opening.served_model
         self.endpoint_id, self.replica_id, self.attempts = opening.endpoint_id, opening.replica_id, 1
         self.closing: Closing | None = None
 
@@ -71,6 +72,7 @@ class Meter:
             is_estimated=has_used and not tokens.is_exact,
             is_billable=has_used and outcome in (Outcome.COMPLETED, Outcome.CLIENT_CLOSED, Outcome.TIMED_OUT),
             attempts=self.attempts,
+            served_model=self.served_model,
             first_token_ms=None if self.first_token_at is None else round(1000 * (self.first_token_at - self._started)),
         )
         self._journal.close(self._opening, self.closing)

@@ -115,6 +115,17 @@ def too_many_at_once(limit: int) -> Problem:
     )
 
 
+def out_of_budget(what: str) -> Problem:
+    """Spent, or what is left does not cover this request; another try will not help."""
+    return Problem(
+        status=429,
+        type="insufficient_quota",
+        code="insufficient_quota",
+        message=f"The key's budget of {what} does not cover this request.",
+        headers=_NO_RETRY,
+    )
+
+
 def not_allowed(message: str, code: str) -> Problem:
     """A key that is good, but not for this."""
     return Problem(status=403, type="invalid_request_error", code=code, message=message, headers=_NO_RETRY)

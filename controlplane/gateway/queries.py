@@ -16,9 +16,11 @@ import asyncpg
 from controlplane.core import json
 from controlplane.gateway.directory import (
     Affinity,
+    Budget,
     KeyEntry,
     Match,
     ModelLimits,
+    Price,
     ReplicaEntry,
     RouteEntry,
     Rule,
@@ -45,7 +47,8 @@ VERSIONS = "SELECT topic, version FROM gateway_version"
 
 KEYS = """
 SELECT id, project_id, secret_sha256, models, extract(epoch FROM expires_at)::float8 AS expires_at,
-       requests_per_minute, tokens_per_minute, model_limits, max_concurrent, allowed_cidrs, scopes, labels
+       requests_per_minute, tokens_per_minute, model_limits, max_concurrent, allowed_cidrs, scopes, labels,
+       token_budget, money_budget_micros, token_budget_soft, money_budget_soft_micros, budget_period
 FROM key
 WHERE expires_at IS NULL OR expires_at > now()
 """
@@ -74,7 +77,7 @@ SELECT count(*) + 1 FROM gateway_presence WHERE gateway <> $1 AND at > now() - i
 LEAVE = "DELETE FROM gateway_presence WHERE gateway = $1"
 
 ENDPOINTS = """
-SELECT e.id, e.name, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight,
+SELECT e.id, e.name, e.model, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight,
        (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url) ORDER BY p.id), '[]')
         FROM replica p WHERE p.endpoint_id = e.id AND p.state = 'ready') AS replicas
 FROM endpoint e
@@ -88,6 +91,37 @@ SELECT $1, *, now() FROM unnest($2::text[], $3::float8[], $4::float8[], $5::floa
 ON CONFLICT (gateway, endpoint_id) DO UPDATE SET
   in_flight = excluded.in_flight, queued = excluded.queued, requests_per_second = excluded.requests_per_second,
   last_end_at = coalesce(excluded.last_end_at, endpoint_load.last_end_at), at = excluded.at
+"""
+
+HAVE_BUDGET = "INSERT INTO budget_use (key_id, period, period_start) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
+
+LOCK_BUDGET = "SELECT FROM budget_use WHERE key_id = $1 AND period = $2 AND period_start = $3 FOR UPDATE"
+
+LOOK_AT_BUDGET = """
+SELECT k.token_budget, k.money_budget_micros, k.token_budget_soft, k.money_budget_soft_micros,
+       u.tokens + coalesce(h.tokens, 0) AS tokens, u.money_micros + coalesce(h.money_micros, 0) AS money_micros
+FROM budget_use u
+JOIN key k ON k.id = u.key_id
+CROSS JOIN LATERAL (
+  SELECT sum(tokens)::bigint AS tokens, sum(money_micros)::bigint AS money_micros FROM budget_hold
+  WHERE key_id = $1 AND period = $2 AND period_start = $3 AND at > now() - interval '1 hour') h
+WHERE u.key_id = $1 AND u.period = $2 AND u.period_start = $3
+"""
+
+HOLD_BUDGET = """
+INSERT INTO budget_hold AS h (gateway, since_segment, key_id, period, period_start, tokens, money_micros, at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, now())
+ON CONFLICT (gateway, since_segment, key_id, period, period_start) DO UPDATE SET
+  tokens = h.tokens + excluded.tokens, money_micros = h.money_micros + excluded.money_micros, at = now()
+"""
+
+TOUCH_BUDGETS = "UPDATE budget_hold SET at = now() WHERE gateway = $1 AND since_segment = $2"
+
+DROP_BUDGETS = "DELETE FROM budget_hold WHERE gateway = $1 AND since_segment = $2"
+
+PRICES = """
+SELECT DISTINCT ON (model) model, prompt, coalesce(cached, prompt) AS cached, completion, request FROM price
+WHERE valid_from <= now() ORDER BY model, valid_from DESC
 """
 
 FORGET_LOAD = "DELETE FROM endpoint_load WHERE gateway = $1"
@@ -108,6 +142,48 @@ async def tell_load(connection: asyncpg.Connection, instance: str, rows: Sequenc
 
 async def forget_load(connection: asyncpg.Connection, instance: str) -> None:
     await connection.execute(FORGET_LOAD, instance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What was taken of a budget; `is_soft`: its soft limit is reached."""
+
+    tokens: int = 0
+    money_micros: int = 0
+    is_soft: bool = False
+
+
+async def take_budget(
+    connection: asyncpg.Connection, who: tuple[str, int], key_id: str, of: tuple[Budget, datetime], need: tuple[int, int]
+) -> Chunk:
+    """At least `need` (tokens, millionths of money) where there is so much, else what is left; usually 1 % of what is left."""
+    budget, start = of
+    async with connection.transaction():
+        await connection.execute(HAVE_BUDGET, key_id, budget.period, start)
+        # A statement of its own: holds are read as they are when the lock is ours, not as they were when we began to wait.
+        await connection.execute(LOCK_BUDGET, key_id, budget.period, start)
+        row = await connection.fetchrow(LOOK_AT_BUDGET, key_id, budget.period, start)
+        if row is None:  # the key is gone
+            return Chunk()
+        tokens = _chunk(row["token_budget"], row["tokens"], need[0])
+        micros = _chunk(row["money_budget_micros"], row["money_micros"], need[1])
+        await connection.execute(HOLD_BUDGET, *who, key_id, budget.period, start, tokens, micros)
+    is_soft = (row["token_budget_soft"] or math.inf) <= row["tokens"]
+    is_soft |= (row["money_budget_soft_micros"] or math.inf) <= row["money_micros"]
+    return Chunk(tokens=tokens, money_micros=micros, is_soft=is_soft)
+
+
+def _chunk(limit: int | None, gone: int, need: int) -> int:
+    left = max(0, (limit or 0) - gone)
+    return 0 if limit is None else min(left, max(need, left // 100))
+
+
+async def touch_budgets(connection: asyncpg.Connection, who: tuple[str, int]) -> None:
+    await connection.execute(TOUCH_BUDGETS, *who)
+
+
+async def drop_budgets(connection: asyncpg.Connection, who: tuple[str, int]) -> None:
+    await connection.execute(DROP_BUDGETS, *who)
 
 
 async def versions(connection: asyncpg.Connection) -> dict[str, int]:
@@ -143,9 +219,22 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
             allowed_cidrs=None if row["allowed_cidrs"] is None else tuple(row["allowed_cidrs"]),
             scopes=None if row["scopes"] is None else frozenset(row["scopes"]),
             labels=_labels(row["labels"]),
+            budget=_budget(row),
         )
         for row in await connection.fetch(KEYS)
     }
+
+
+def _budget(row: asyncpg.Record) -> Budget | None:
+    if row["token_budget"] is None and row["money_budget_micros"] is None:
+        return None
+    return Budget(
+        period=row["budget_period"],
+        tokens=row["token_budget"],
+        money_micros=row["money_budget_micros"],
+        tokens_soft=row["token_budget_soft"],
+        money_soft_micros=row["money_budget_soft_micros"],
+    )
 
 
 def _model_limits(text: str) -> dict[str, ModelLimits]:
@@ -164,23 +253,36 @@ async def routes(connection: asyncpg.Connection) -> dict[str, dict[str, RouteEnt
         rows = await connection.fetch(ROUTES)
         targets = await connection.fetch(TARGETS)
         endpoints = {row["id"]: row for row in await connection.fetch(ENDPOINTS)}
+        prices = {row["model"]: _price(row) for row in await connection.fetch(PRICES)}
     placed: dict[tuple[str, str | None], list[asyncpg.Record]] = {}
     for target in targets:
         if target["endpoint_id"] in endpoints:
             placed.setdefault((target["route_id"], target["rule"]), []).append(target)
     found: dict[str, dict[str, RouteEntry]] = {}
     for row in rows:
-        found.setdefault(row["project_id"], {})[row["name"]] = _route(row, placed, endpoints)
+        found.setdefault(row["project_id"], {})[row["name"]] = _route(row, placed, Known(endpoints, prices))
     return found
 
 
-def _route(row: asyncpg.Record, placed: dict[Any, list[asyncpg.Record]], endpoints: dict[str, asyncpg.Record]) -> RouteEntry:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What targets are made of: endpoints by id, and prices in force by model."""
+
+    endpoints: dict[str, asyncpg.Record]
+    prices: dict[str, Price]
+
+
+def _price(row: asyncpg.Record) -> Price:
+    return Price(prompt=row["prompt"], cached=row["cached"], completion=row["completion"], request=row["request"])
+
+
+def _route(row: asyncpg.Record, placed: dict[Any, list[asyncpg.Record]], known: Known) -> RouteEntry:
     timeouts: Any = json.loads(row["timeouts"])
     retry: Any = json.loads(row["retry"])
     affinity: Any = json.loads(row["affinity"])
 
     def targets(rule: str | None) -> tuple[Target, ...]:
-        return tuple(_target(target, endpoints) for target in placed.get((row["id"], rule), ()))
+        return tuple(_target(target, known) for target in placed.get((row["id"], rule), ()))
 
     rules: Any = json.loads(row["rules"])
     entry = RouteEntry(
@@ -196,7 +298,7 @@ def _route(row: asyncpg.Record, placed: dict[Any, list[asyncpg.Record]], endpoin
         affinity=Affinity(**{**affinity, "header": affinity.get("header", "x-session-id").encode()}),
         timeouts=Timeouts(**{name: float(seconds) for name, seconds in timeouts.items()}),
     )
-    return replace(entry, **_shown(entry, endpoints))
+    return replace(entry, **_shown(entry, known.endpoints))
 
 
 def _shown(entry: RouteEntry, endpoints: dict[str, asyncpg.Record]) -> dict[str, Any]:
@@ -223,19 +325,21 @@ def _match(given: dict[str, Any]) -> Match:
     )
 
 
-def _target(row: asyncpg.Record, endpoints: dict[str, asyncpg.Record]) -> Target:
-    target = _alone(endpoints[row["endpoint_id"]], row["weight"])
-    fallback = endpoints.get(row["fallback_endpoint_id"])
-    return target if fallback is None else replace(target, fallback=_alone(fallback, 0))
+def _target(row: asyncpg.Record, known: Known) -> Target:
+    target = _alone(known.endpoints[row["endpoint_id"]], row["weight"], known.prices)
+    fallback = known.endpoints.get(row["fallback_endpoint_id"])
+    return target if fallback is None else replace(target, fallback=_alone(fallback, 0, known.prices))
 
 
-def _alone(endpoint: asyncpg.Record, weight: int) -> Target:
+def _alone(endpoint: asyncpg.Record, weight: int, prices: dict[str, Price]) -> Target:
     spec: Any = json.loads(endpoint["spec"])
     replicas: Any = json.loads(endpoint["replicas"])
     autoscale: Any = json.loads(endpoint["autoscale"]) if endpoint["autoscale"] else None
     return Target(
         endpoint_id=endpoint["id"],
         name=endpoint["name"],
+        model=endpoint["model"],
+        price=prices.get(endpoint["model"], prices.get("*")),
         served_model_id=spec["served_model_id"],
         weight=weight,
         has_continuous_usage=bool(spec.get("engine", {}).get("has_continuous_usage")),

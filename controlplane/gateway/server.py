@@ -17,6 +17,7 @@ import asyncpg
 import uvicorn
 
 from controlplane.gateway.app import Gateway
+from controlplane.gateway.budget import Budgets
 from controlplane.gateway.exchange import Means
 from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.limit import Limiter
@@ -52,10 +53,12 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute, shared=shared)
     keeper = Keeper(url, instance=mine.instance, on_routes=router.follow, in_use=router.in_use, on_gateways=limiter.divide_by)
     session = open_session()
-    means = Means(session=session, router=router, limiter=limiter, journal=journal, metrics=Metrics())
+    budgets = Budgets(url, mine.instance, journal.open_segment)
+    means = Means(session=session, router=router, limiter=limiter, budgets=budgets, journal=journal, metrics=Metrics())
     tasks = [
         asyncio.create_task(keeper.run(), name="keeper"),
         asyncio.create_task(limiter.run(), name="limits"),
+        asyncio.create_task(budgets.run(), name="budgets"),
         asyncio.create_task(land_for_ever(lander, url), name="lander"),
         asyncio.create_task(report_for_ever(router.book, url, mine.instance), name="load"),
         asyncio.create_task(sync_for_ever(journal, mine.journal_sync_ms / 1000), name="journal-sync"),
@@ -74,6 +77,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         await session.close()
         with suppress(*_AWAY):
             await land_once(lander, url)
+            await budgets.close()
         journal.shut()
 
 

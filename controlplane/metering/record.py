@@ -24,7 +24,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What is known when a request is sent to a replica. `started_at` in microseconds since the epoch."""
+    """What is known when a request is sent to a replica. `started_at` in microseconds since the epoch.
+
+    `served_model`: the catalogue's name of what answers, which the price book knows; `model` is the public one.
+    """
 
     segment: int
     sequence: int
@@ -38,6 +41,7 @@ class Opening:
     path: str
     is_stream: bool
     prompt_estimate: int
+    served_model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,7 @@ class Closing:
     is_billable: bool
     attempts: int = 1
     first_token_ms: int | None = None
+    served_model: str = ""
 
 
 def row(gateway: str, opening: Opening, closing: Closing) -> JsonObject:
@@ -70,6 +75,7 @@ def row(gateway: str, opening: Opening, closing: Closing) -> JsonObject:
         "started_at": started_at.isoformat(),
         "ended_at": datetime.fromtimestamp(closing.ended_at / 1e6, UTC).isoformat(),
         "outcome": closing.outcome.value,
+        "served_model": closing.served_model or opening.served_model,
     }
     return values
 
@@ -86,4 +92,5 @@ def settled_after_crash(opening: Opening, *, prompt: int, completion: int, at: i
         completion_tokens=completion,
         is_estimated=True,
         is_billable=completion > 0,
+        served_model=opening.served_model,
     )

@@ -30,6 +30,11 @@ class Key(Versioned, Base):
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     model_limits: Mapped[dict[str, Json]] = mapped_column(default=dict, server_default="{}")
+    token_budget: Mapped[int | None]
+    token_budget_soft: Mapped[int | None]
+    money_budget_micros: Mapped[int | None]
+    money_budget_soft_micros: Mapped[int | None]
+    budget_period: Mapped[str] = mapped_column(default="total", server_default="total")
     expires_at: Mapped[datetime | None]
     max_concurrent: Mapped[int | None]
     allowed_cidrs: Mapped[list[IPv4Network | IPv6Network] | None] = mapped_column(ARRAY(CIDR))
@@ -40,6 +45,11 @@ class Key(Versioned, Base):
         CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256_form"),
         CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name="name_is_dns_label"),
         CheckConstraint("requests_per_minute > 0 AND tokens_per_minute > 0", name="limits_positive"),
+        CheckConstraint("budget_period IN ('total', 'day', 'month')", name="budget_period_known"),
+        CheckConstraint(
+            "token_budget > 0 AND token_budget_soft > 0 AND money_budget_micros > 0 AND money_budget_soft_micros > 0",
+            name="budgets_positive",
+        ),
         CheckConstraint("max_concurrent > 0", name="max_concurrent_positive"),
         CheckConstraint(
             "scopes <@ ARRAY['chat', 'completion', 'embedding', 'rerank'] AND cardinality(scopes) > 0", name="scopes_known"

@@ -48,6 +48,8 @@ class UsageRecord(Base):
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     cached_tokens: Mapped[int]
+    served_model: Mapped[str] = mapped_column(server_default="")
+    cost_micros: Mapped[int] = mapped_column(server_default="0")
     is_estimated: Mapped[bool]
     is_billable: Mapped[bool]
     attempts: Mapped[int]
@@ -67,5 +69,6 @@ class UsageHour(Base):
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     cached_tokens: Mapped[int]
+    cost_micros: Mapped[int] = mapped_column(server_default="0")
     estimated_requests: Mapped[int]
     unbilled_requests: Mapped[int]

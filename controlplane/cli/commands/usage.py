@@ -19,6 +19,7 @@ SUMS = {
     "REQUESTS": "requests",
     "PROMPT": "prompt_tokens",
     "COMPLETION": "completion_tokens",
+    "COST": "cost",
 }
 SUMS_WIDE = {"CACHED": "cached_tokens", "ESTIMATED": "estimated_requests", "UNBILLED": "unbilled_requests", "KEY ID": "key_id"}
 RECORDS = {
@@ -39,6 +40,7 @@ def usage(
     key: Annotated[str | None, typer.Option(help="Only this key, by name or id.")] = None,
     total: Annotated[bool, typer.Option("--total", help="One line a model and key instead of one an hour.")] = False,
     records: Annotated[bool, typer.Option("--records", help="The latest requests, one by one.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The sums as CSV.")] = False,
     project: InProject = None,
     output: Output = Format.TABLE,
 ) -> None:
@@ -49,9 +51,14 @@ def usage(
     client = Client()
     begin = (datetime.now(UTC) - timedelta(seconds=seconds_of(since))).isoformat()
     path = client.in_project("usage", project)
+    by = "total" if total else "hour"
     if records:
         found = client.get(f"{path}/records", since=begin, model=model, key=key)
         show_many(found["items"], output, RECORDS, RECORDS_WIDE)
         return
-    found = client.get(path, since=begin, model=model, key=key, by="total" if total else "hour")
+    if csv:
+        with client.stream(f"{path}/export", headers={}, since=begin, model=model, key=key, by=by) as answer:
+            print(answer.read().decode(), end="")
+        return
+    found = client.get(path, since=begin, model=model, key=key, by=by)
     show_many(found["items"], output, SUMS, SUMS_WIDE)

@@ -30,6 +30,9 @@ def create(
     model: Annotated[list[str] | None, typer.Option(help="A model name it may call; may be repeated; default: all.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens a minute.")] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens in a budget's period.")] = None,
+    money_budget: Annotated[str | None, typer.Option(help="Money in a budget's period, like 100.00.")] = None,
+    budget_period: Annotated[str | None, typer.Option(help="total (default), day or month.")] = None,
     expires: Annotated[str | None, typer.Option(help="Refused after this time, like 12h or 90m.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
     allow_from: Annotated[list[str] | None, typer.Option(help="A prefix it may be used from; may be repeated.")] = None,
@@ -53,6 +56,9 @@ def create(
         "labels": spec.pairs(label),
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
+        "token_budget": token_budget,
+        "money_budget": money_budget,
+        "budget_period": budget_period,
         "expires_at": expires_at,
     }
     client = Client()

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.json import Json
+from controlplane.core.money import micros_of
 from controlplane.models.key import Key
 from controlplane.resources.key.errors import KeyExpiryInvalid
 from controlplane.resources.key.publish import publish
@@ -39,6 +40,7 @@ async def create(
 ) -> NewKey:
     """A key that the gateway takes within a second; `columns` as in the row. Raises KeyExpiryInvalid."""
     _check_expiry(columns.get("expires_at"), now)
+    columns = _stored(columns)
     secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     row = Key(
         id=new_id(Kind.KEY),
@@ -56,7 +58,7 @@ async def create(
 async def change(session: AsyncSession, key: Key, changes: dict[str, Json | datetime], now: datetime) -> None:
     expires_at = changes.get("expires_at")
     _check_expiry(expires_at if isinstance(expires_at, datetime) else None, now)
-    for name, value in changes.items():
+    for name, value in _stored(changes).items():
         setattr(key, name, value)
     key.generation += 1
     await publish(session, "keys")
@@ -66,6 +68,13 @@ async def revoke(session: AsyncSession, key: Key) -> None:
     """The gateway refuses it within a second; usage keeps naming it by its id."""
     await session.delete(key)
     await publish(session, "keys")
+
+
+def _stored(fields: dict[str, Any]) -> dict[str, Any]:
+    """Amounts of money as the row has them."""
+    money = {name: fields[name] for name in ("money_budget", "money_budget_soft") if name in fields}
+    rest = {name: value for name, value in fields.items() if name not in money}
+    return rest | {f"{name}_micros": None if value is None else micros_of(value) for name, value in money.items()}
 
 
 def _check_expiry(expires_at: datetime | None, now: datetime) -> None:

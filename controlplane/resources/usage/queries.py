@@ -13,7 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.models.key import Key
 from controlplane.models.usage import UsageHour, UsageRecord
 
-_SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "estimated_requests", "unbilled_requests")
+_SUMS = (
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "cost_micros",
+    "estimated_requests",
+    "unbilled_requests",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import Query
+from fastapi import Query, Response
 from pydantic import AwareDatetime
 
 from controlplane.api.frame import Call, Noun
@@ -48,6 +50,37 @@ async def records(
     """List the latest requests one by one."""
     rows = await queries.records(call.session, _asked(call, since, until, model, key), limit)
     return UsageRecordList(items=[UsageRecordView.model_validate(row) for row in rows])
+
+
+@noun.route(
+    "GET",
+    "/export",
+    "export",
+    None,
+    errors=[UsageRangeInvalid],
+    answers={200: {"content": {"text/csv": {}}, "description": "The same sums, a line each."}},
+    response_class=Response,
+)
+async def export(
+    call: Call, *, since: Since = None, until: Until = None, model: OfModel = None, key: OfKey = None, by: By = "hour"
+) -> Response:
+    """Export sums as CSV (RFC 4180), with a header line."""
+    rows = await queries.sums(call.session, _asked(call, since, until, model, key), is_hourly=by == "hour")
+    text = io.StringIO()
+    names = list(UsageView.model_fields)
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(_guarded(UsageView.model_validate(row).model_dump(mode="json")) for row in rows)
+    headers = {"content-disposition": 'attachment; filename="usage.csv"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _guarded(row: dict[str, Any]) -> dict[str, Any]:
+    """Names that a spreadsheet would take for a formula are quoted."""
+    return {
+        name: f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@"} else value
+        for name, value in row.items()
+    }
 
 
 def _asked(call: Call, since: datetime | None, until: datetime | None, model: str | None, key: str | None) -> queries.Asked:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import AwareDatetime, Field
+from typing import Any
+
+from pydantic import AliasChoices, AwareDatetime, Field, field_validator
 
 from controlplane.api.schemas import View
+from controlplane.core.money import text_of
+
+
+def as_money(value: Any) -> Any:
+    return value if isinstance(value, str) else text_of(int(value))
 
 
 class UsageView(View):
@@ -18,8 +25,15 @@ class UsageView(View):
     prompt_tokens: int = Field(description="Billed prompt tokens.", examples=[480])
     completion_tokens: int = Field(description="Billed tokens of answers.", examples=[1920])
     cached_tokens: int = Field(description="Prompt tokens that came from the engine's cache.", examples=[256])
+    cost: str = Field(
+        validation_alias=AliasChoices("cost_micros", "cost"),
+        description="By the price book, in the deployment's currency.",
+        examples=["0.001512"],
+    )
     estimated_requests: int = Field(description="Requests whose tokens were counted by the gateway.", examples=[0])
     unbilled_requests: int = Field(description="Requests that are not billed: refused, or lost by the replica.", examples=[0])
+
+    _as_text = field_validator("cost", mode="before")(as_money)
 
 
 class UsageList(View):
@@ -49,9 +63,15 @@ class UsageRecordView(View):
     prompt_tokens: int = Field(description="Tokens of the prompt.", examples=[40])
     completion_tokens: int = Field(description="Tokens of the answer.", examples=[160])
     cached_tokens: int = Field(description="Of the prompt's, from the engine's cache.", examples=[0])
+    served_model: str = Field(description="The catalogue's name of what answered.", examples=["smollm2-135m-instruct"])
+    cost: str = Field(
+        validation_alias=AliasChoices("cost_micros", "cost"), description="By the price book.", examples=["0.000021"]
+    )
     is_estimated: bool = Field(description="Counted by the gateway, not told by the engine.", examples=[False])
     is_billable: bool = Field(description="Whether it counts in the sums of tokens.", examples=[True])
     first_token_ms: int | None = Field(description="Milliseconds to the first token of a stream.", examples=[83])
+
+    _as_text = field_validator("cost", mode="before")(as_money)
 
 
 class UsageRecordList(View):
