@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hostagent.protocol.errors import AgentError
@@ -22,13 +23,14 @@ class Finished:
 
 async def run(
     *argv: str,
-    stdin: bytes = b"",
+    stdin: bytes | Iterable[bytes] = b"",
     deadline_seconds: float = 30.0,
     pass_fds: tuple[int, ...] = (),
     check: bool = True,
 ) -> Finished:
     """Runs in a session of its own with a minimal environment; the whole session is killed at the deadline or on cancel.
 
+    `stdin` in pieces is made as the program reads it.
     Raises AgentError `program.missing` (not retryable), `program.timed_out`, and with `check` `program.failed`.
     """
     try:
@@ -45,7 +47,8 @@ async def run(
         raise AgentError("program.missing", f"{argv[0]} is not installed", retryable=False, program=argv[0]) from None
     try:
         async with asyncio.timeout(deadline_seconds):
-            stdout, stderr = await process.communicate(stdin)
+            pieces = (stdin,) if isinstance(stdin, bytes) else stdin
+            (stdout, stderr), _ = await asyncio.gather(process.communicate(), _feed(process, pieces))
     except TimeoutError:
         raise AgentError("program.timed_out", f"{argv[0]} took over {deadline_seconds} s", program=argv[0]) from None
     finally:
@@ -58,6 +61,15 @@ async def run(
     if check and finished.returncode != 0:
         raise _failure(argv[0], finished)
     return finished
+
+
+async def _feed(process: asyncio.subprocess.Process, pieces: Iterable[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # how it ended says more
+        for piece in pieces:
+            process.stdin.write(piece)
+            await process.stdin.drain()
+    process.stdin.close()
 
 
 def _failure(program: str, finished: Finished) -> AgentError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -48,21 +49,26 @@ class Prober:
         self._on_change = on_change
         self._attempt = attempt
         self._owners: dict[str, frozenset[Target]] = {}
+        self._wishes: Counter[Target] = Counter()  # by how many owners
         self._verdicts: dict[Target, Verdict] = {}
         self._timers: dict[Target, asyncio.TimerHandle] = {}
         self._running: dict[Target, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._due: dict[Target, None] = {}  # in order, while MAX_AT_ONCE are running
         self.attempts = 0
 
     def want(self, owner: str, targets: Iterable[Target], *, assume_up: bool = False) -> None:
         """Replace what `owner` asks for. `assume_up`: begin with the good opinion that an earlier agent had."""
-        self._owners[owner] = frozenset(targets)
-        if not self._owners[owner]:
-            del self._owners[owner]
-        wanted = frozenset().union(*self._owners.values())
-        for target in self._verdicts.keys() - wanted:
-            self._drop(target)
-        for target in wanted - self._verdicts.keys():
+        before, after = self._owners.pop(owner, frozenset[Target]()), frozenset(targets)
+        if after:
+            self._owners[owner] = after
+        self._wishes.update(after - before)
+        for target in before - after:
+            self._wishes[target] -= 1
+            if not self._wishes[target]:
+                del self._wishes[target]
+                self._drop(target)
+        for target in after - self._verdicts.keys():
             self._verdicts[target] = Verdict(is_up=True if assume_up else None)
             spread = min(target.probe.interval_ms / 1000, FIRST_INTERVAL_SECONDS)
             self._later(target, random.uniform(0, spread))  # noqa: S311 - spread, not a secret
@@ -72,8 +78,8 @@ class Prober:
 
     def cost_per_second(self, without_owner: str = "") -> float:
         """What all wanted checks cost, in TCP attempts a second."""
-        wanted = frozenset().union(*(targets for owner, targets in self._owners.items() if owner != without_owner))
-        return cost_per_second(wanted)
+        alone = (target for target in self._owners.get(without_owner, ()) if self._wishes[target] == 1)
+        return cost_per_second(self._wishes) - cost_per_second(alone)
 
     @property
     def targets(self) -> int:
@@ -85,6 +91,7 @@ class Prober:
 
     def _drop(self, target: Target) -> None:
         del self._verdicts[target]
+        self._due.pop(target, None)
         if timer := self._timers.pop(target, None):
             timer.cancel()
         if running := self._running.pop(target, None):
@@ -94,18 +101,34 @@ class Prober:
         self._timers[target] = asyncio.get_running_loop().call_later(seconds, self._begin, target)
 
     def _begin(self, target: Target) -> None:
-        self._running[target] = asyncio.create_task(self._look(target))
+        self._timers.pop(target, None)
+        self._due[target] = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """A task only for what runs: thousands that wait would take more memory than all else."""
+        while self._due and len(self._tasks) < MAX_AT_ONCE:
+            target = next(iter(self._due))
+            del self._due[target]
+            task = self._running[target] = asyncio.create_task(self._look(target))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()
+        self._go_on()
 
     async def _look(self, target: Target) -> None:
         loop = asyncio.get_running_loop()
-        async with self._slots:
-            started = loop.time()
-            self.attempts += 1
-            try:
-                reason = await self._attempt(target.probe, target.address, target.port)
-            except Exception as error:
-                logger.exception("probing %s port %s", target.address, target.port)
-                reason = f"{type(error).__name__}: {error}"
+        started = loop.time()
+        self.attempts += 1
+        try:
+            reason = await self._attempt(target.probe, target.address, target.port)
+        except Exception as error:
+            logger.exception("probing %s port %s", target.address, target.port)
+            reason = f"{type(error).__name__}: {error}"
         self._running.pop(target, None)
         self._judge(target, reason)
         if target in self._verdicts:

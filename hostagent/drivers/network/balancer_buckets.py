@@ -20,12 +20,12 @@ Table = tuple[str, ...]
 
 
 @lru_cache(maxsize=1024)
-def permutation(backend_id: str) -> tuple[int, ...]:
-    """The order in which a backend likes the buckets. BUCKETS is prime, so every step size reaches them all."""
+def permutation(backend_id: str) -> bytes:
+    """The order in which a backend likes the buckets, one byte each. BUCKETS is prime, so every step size reaches them all."""
     digest = hashlib.blake2b(backend_id.encode(), digest_size=16).digest()
     offset = int.from_bytes(digest[:8], "big") % BUCKETS
     skip = int.from_bytes(digest[8:], "big") % (BUCKETS - 1) + 1
-    return tuple((offset + turn * skip) % BUCKETS for turn in range(BUCKETS))
+    return bytes((offset + turn * skip) % BUCKETS for turn in range(BUCKETS))
 
 
 def fill(weights: Mapping[str, int]) -> Table:
@@ -46,6 +46,8 @@ def share_out(homes: Table, weights: Mapping[str, int], shares: Mapping[str, flo
     if largest <= 0.0:
         return ("",) * BUCKETS
     lessened = {name: share / largest for name in sorted(weights) if (share := shares.get(name, 1.0)) < largest}
+    if not lessened:
+        return homes
     owners = list(homes)
     takers = dict(weights)
     for name, share in lessened.items():

@@ -8,11 +8,11 @@ flow's mark names port and backend: counters, the source address and the end of 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table, moved
-from hostagent.drivers.network.protocol import RuleChange, RulePart, SetSpec
+from hostagent.drivers.network.protocol import MadeElements, RuleChange, RulePart, SetSpec
 from hostagent.drivers.network.table import MARK_BACKEND_MASK
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted
 
@@ -71,35 +71,44 @@ def class_of(wanted: LoadBalancerWanted) -> int:
     return NOT_OFFLOADED if 0 < shortest < SHORTEST_OFFLOADED_SECONDS else 0
 
 
-class BucketElements(Mapping[str, str]):
+class BucketElements(MadeElements):
     """251 elements of the bucket map, made as they are asked for: a thousand services would fill 60 MB as text."""
 
-    __slots__ = ("_marks", "_prefix")
+    __slots__ = ("_marks", "_owners", "_prefix")
 
-    def __init__(self, prefix: str, marks: tuple[str, ...]) -> None:
+    def __init__(self, prefix: str, owners: Table, marks: Mapping[str, str]) -> None:
         self._prefix = prefix
+        self._owners = owners
         self._marks = marks
+
+    @property
+    def claims(self) -> Collection[str]:
+        return {self._prefix}
 
     def __getitem__(self, key: str) -> str:
         prefix, _, bucket = key.rpartition(" . ")
-        if prefix != self._prefix or not self._marks[int(bucket)]:
+        if prefix != self._prefix or not self._owners[int(bucket)]:
             raise KeyError(key)
-        return self._marks[int(bucket)]
+        return self._marks[self._owners[int(bucket)]]
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{self._prefix} . {bucket}" for bucket, mark in enumerate(self._marks) if mark)
+        return (f"{self._prefix} . {bucket}" for bucket, owner in enumerate(self._owners) if owner)
 
     def __len__(self) -> int:
-        return sum(1 for mark in self._marks if mark)
+        return sum(1 for owner in self._owners if owner)
 
 
-class JoinedElements(Mapping[str, str]):
+class JoinedElements(MadeElements):
     """Several listeners' buckets as one mapping."""
 
     __slots__ = ("_parts",)
 
     def __init__(self, parts: Mapping[str, BucketElements]) -> None:
         self._parts = parts
+
+    @property
+    def claims(self) -> Collection[str]:
+        return self._parts.keys()
 
     def __getitem__(self, key: str) -> str:
         return self._parts[key.rpartition(" . ")[0]][key]
@@ -263,9 +272,8 @@ def service_part(wanted: LoadBalancerWanted, marks: Marks, tables: Mapping[Famil
             if guard != NO_GUARD:
                 guards[key] = f"goto {guard.chain}"
             elements.setdefault(f"lb_services{family}", {})[key] = f"goto {_algorithm(wanted, family, chains)}"
-            by_owner = {owner: str(marks[listener.target_port, owner]) if owner else "" for owner in set(tables[family])}
-            part = BucketElements(key, tuple(by_owner[owner] for owner in tables[family]))
-            buckets.setdefault(f"lb_buckets{family}", {})[key] = part
+            by_owner = {owner: str(marks[listener.target_port, owner]) for owner in set(tables[family]) if owner}
+            buckets.setdefault(f"lb_buckets{family}", {})[key] = BucketElements(key, tables[family], by_owner)
     _add_backends(wanted, marks, elements)
     joined = {name: JoinedElements(parts) for name, parts in buckets.items()}
     return RulePart(chains=chains, elements={name: found for name, found in {**elements, **joined}.items() if found})

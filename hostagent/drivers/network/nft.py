@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hostagent.drivers.network.nfelements import Unsupported, messages_of
 from hostagent.drivers.network.nfnetlink import NfTables
 from hostagent.drivers.network.nfwatch import Watch
 from hostagent.drivers.network.protocol import RuleChange, RulePlan, RulesObserved, RuleTraits
-from hostagent.drivers.network.table import TABLE, render_change, render_removal, render_table
+from hostagent.drivers.network.table import TABLE, render_change, render_removal, render_table, table_lines
 from hostagent.lib import program
 from hostagent.protocol.errors import AgentError
 
@@ -59,7 +60,13 @@ class _Rules:
             return RulesObserved(generation=kernel.generation()) if kernel.has_table("inet", TABLE) else None
 
     async def apply(self, plan: RulePlan) -> RulesObserved:
-        return await self._write(render_table(plan))
+        lines, head, size = table_lines(plan), list[str](), 0
+        for line in lines:
+            head.append(line)
+            size += len(line)
+            if size > LARGE_BYTES:
+                return await self._written(lambda: _run_program(itertools.chain(head, lines)))
+        return await self._write("".join(head))
 
     async def change(self, change: RuleChange) -> RulesObserved:
         return await self._write(render_change(change))
@@ -98,11 +105,14 @@ class _Rules:
             self._right = None
 
     async def _write(self, text: str) -> RulesObserved:
+        return await self._written(lambda: self._run(text))
+
+    async def _written(self, write: Callable[[], Awaitable[str]]) -> RulesObserved:
         async with self._lock:
             with _words():
                 kernel = self._opened()
                 with self._writing(kernel):
-                    await self._run(text)
+                    await write()
                 return RulesObserved(generation=kernel.generation())
 
     @contextlib.contextmanager
@@ -134,7 +144,7 @@ class NftProgram(_Rules):
     traits = RuleTraits(name="nft", is_warm=False)
 
     async def _run(self, text: str) -> str:
-        return await _run_program(text)
+        return await _run_program((text,))
 
 
 class NftHelper(_Rules):
@@ -158,7 +168,7 @@ class NftHelper(_Rules):
 
     async def _run(self, text: str) -> str:
         if len(text) > LARGE_BYTES:  # what that takes of memory goes with the process
-            return await _run_program(text)
+            return await _run_program((text,))
         try:
             async with asyncio.timeout(self._deadline_seconds):
                 answer = await self._ask(text)
@@ -272,9 +282,10 @@ def _writer() -> str:
     return "another agent (which cannot be seen from here)"
 
 
-async def _run_program(text: str) -> str:
+async def _run_program(texts: Iterable[str]) -> str:
     try:
-        done = await program.run(NFT, "-f", "-", stdin=text.encode(), deadline_seconds=LARGE_SECONDS, check=False)
+        pieces = (text.encode() for text in texts)
+        done = await program.run(NFT, "-f", "-", stdin=pieces, deadline_seconds=LARGE_SECONDS, check=False)
     except AgentError as error:
         if error.code == "program.timed_out":
             raise AgentError("rules.timed_out", error.message) from error

@@ -148,6 +148,16 @@ class SetSpec:
     data: tuple[FieldType, ...] = ()
 
 
+class MadeElements(Mapping[str, str]):
+    """Elements that are made as they are asked for. `claims`: what no other part may claim, instead of every key."""
+
+    __slots__ = ()
+
+    @property
+    def claims(self) -> Collection[str]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePart:
     """What one object (a firewall, a service, a nic) has in the table. Parts never share a name or an element's key.

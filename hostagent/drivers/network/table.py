@@ -23,12 +23,14 @@ Packets of established flows go to forward_offload and are accepted there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from hostagent.drivers.network.protocol import RuleChange, RulePart, RulePlan, SetSpec
+from hostagent.drivers.network.protocol import MadeElements, RuleChange, RulePart, RulePlan, SetSpec
 
 TABLE = "bedplate"
+ELEMENTS_A_LINE = 5_000
 LINKS = '"bp*"'  # every link of a machine; no other interface of ours may begin so
 TUNNELS = '"bw*"'  # every WireGuard interface of ours
 
@@ -72,8 +74,28 @@ def family_of(name: str) -> str:
 
 def render_table(plan: RulePlan) -> str:
     """The transaction that replaces both tables by the skeleton and all parts. Parts in the order of their names."""
+    return "".join(table_lines(plan))
+
+
+def table_lines(plan: RulePlan) -> Iterator[str]:
+    """The same, made as it is read: of a thousand load balancers it is 25 MB, which an agent should never hold."""
     parts = [plan.parts[name] for name in sorted(plan.parts)]
-    return "".join(f"{line}\n" for line in (*_skeleton(), *_lines(_union(parts))))
+    for line in (*_skeleton(), *_lines(_structure(parts))):
+        yield f"{line}\n"
+    for name in dict.fromkeys(name for part in parts for name in part.elements):
+        pairs = _pairs(name, [part.elements[name] for part in parts if name in part.elements])
+        while some := list(itertools.islice(pairs, ELEMENTS_A_LINE)):
+            yield f"{_add_elements(name, some)}\n"
+
+
+def _pairs(name: str, mappings: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    claimed: set[str] = set()
+    for pairs in mappings:
+        claims = pairs.claims if isinstance(pairs, MadeElements) else pairs.keys()
+        if twice := claimed.intersection(claims):
+            raise ValueError(f"two parts have the element {min(twice)} of {name}")
+        claimed.update(claims)
+        yield from pairs.items()
 
 
 def render_removal() -> str:
@@ -149,23 +171,29 @@ def _elements(
 
 def _union(parts: Iterable[RulePart]) -> RuleChange:
     """All parts as the change that makes them from nothing. Raises ValueError where two parts claim the same."""
-    sets: dict[str, SetSpec] = {}
-    objects: dict[str, str] = {}
-    rules: dict[str, tuple[str, ...]] = {}
+    parts = list(parts)
     elements: dict[str, dict[str, str]] = {}
     for part in parts:
-        for kind, have, more in (("set", sets, part.sets), ("object", objects, part.objects), ("chain", rules, part.chains)):
-            if twice := have.keys() & more.keys():
-                raise ValueError(f"two parts have the {kind} {min(twice)}")
-            have.update(more)  # type: ignore[arg-type]
         for name, pairs in part.elements.items():
             present = elements.setdefault(name, {})
             if twice := present.keys() & pairs.keys():
                 raise ValueError(f"two parts have the element {min(twice)} of {name}")
             present.update(pairs)
-    elements = {name: pairs for name, pairs in elements.items() if pairs}
+    return replace(_structure(parts), added={name: pairs for name, pairs in elements.items() if pairs})
+
+
+def _structure(parts: Iterable[RulePart]) -> RuleChange:
+    """The same without elements."""
+    sets: dict[str, SetSpec] = {}
+    objects: dict[str, str] = {}
+    rules: dict[str, tuple[str, ...]] = {}
+    for part in parts:
+        for kind, have, more in (("set", sets, part.sets), ("object", objects, part.objects), ("chain", rules, part.chains)):
+            if twice := have.keys() & more.keys():
+                raise ValueError(f"two parts have the {kind} {min(twice)}")
+            have.update(more)  # type: ignore[arg-type]
     chains = tuple(name for name in rules if name not in SLOTS)
-    return RuleChange(new_sets=sets, new_objects=objects, new_chains=chains, rules=rules, added=elements)
+    return RuleChange(new_sets=sets, new_objects=objects, new_chains=chains, rules=rules)
 
 
 def _skeleton() -> Iterator[str]:
@@ -195,8 +223,7 @@ def _lines(change: RuleChange) -> Iterator[str]:
     for name, pairs in change.removed.items():
         yield f"delete element {_at(name)} {{ {', '.join(pairs)} }}"
     for name, pairs in change.added.items():
-        listed = (f"{key} : {value}" if value else key for key, value in pairs.items())
-        yield f"add element {_at(name)} {{ {', '.join(listed)} }}"
+        yield _add_elements(name, pairs.items())
     for name in change.old_chains:
         yield f"flush chain {_at(name)}"
     for name in change.old_chains:
@@ -206,6 +233,11 @@ def _lines(change: RuleChange) -> Iterator[str]:
     for name in change.old_objects:
         kind, _, own = name.rpartition(" ")
         yield f"delete {kind} {_at(own)}"
+
+
+def _add_elements(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    listed = (f"{key} : {value}" if value else key for key, value in pairs)
+    return f"add element {_at(name)} {{ {', '.join(listed)} }}"
 
 
 def _at(name: str) -> str:
