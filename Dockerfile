@@ -1,7 +1,14 @@
 # One image for every Bedplate process; docker-compose.yml says which one a container is.
+FROM node:22-bookworm-slim AS console
+WORKDIR /src
+COPY docs/reference/openapi.json docs/reference/openapi.json
+COPY controlplane/console controlplane/console
+RUN cd controlplane/console && npm ci --no-audit --no-fund && npm run build
+
 FROM debian:12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
+COPY --from=console /src/controlplane/console/dist controlplane/console/dist
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY controlplane controlplane
 COPY hostagent hostagent

@@ -18,6 +18,7 @@ import pytest
 
 from tests import namespaces
 
+CONSOLE = Path(__file__).parents[1] / "controlplane" / "console" / "dist" / "index.html"
 FLOWTABLE = "table inet probe { flowtable f { hook ingress priority 0; devices = { lo }; }; }"
 
 
@@ -56,6 +57,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "systemd": lambda: os.geteuid() == 0 and Path("/run/systemd/system").is_dir(),
     "busybox": lambda: shutil.which("busybox") is not None,
     "pebble": lambda: all(shutil.which(name) for name in ("pebble", "pebble-challtestsrv")),
+    "console": lambda: Path("/usr/bin/chromium").exists() and CONSOLE.exists(),
     "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is not None,
 }
 

@@ -19,6 +19,7 @@ from starlette.middleware import Middleware
 from controlplane import resources
 from controlplane.api import health, problems
 from controlplane.api.call import Database, Services
+from controlplane.api.console import Console
 from controlplane.api.middleware import Ring
 from controlplane.api.openapi import document
 from controlplane.core.clock import Clock, SystemClock
@@ -68,7 +69,7 @@ def create_app(
         redoc_url=None,
         openapi_url="/openapi.json",
         redirect_slashes=False,
-        middleware=[Middleware(Ring, max_body_bytes=settings.api.max_body_bytes, registry=registry)],
+        middleware=[Middleware(Ring, max_body_bytes=settings.api.max_body_bytes, registry=registry), Middleware(Console)],
     )
     app.state.services = services
     app.state.registry = registry

@@ -23,7 +23,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 4rem auto
 code { background: #8882; padding: .1em .3em }
 </style>
 <h1>Bedplate</h1>
-<p>This control plane is running. There is no console in this version: use the command line or the API.</p>
+<p>This control plane is running. Its console is not built here (<code>./bedplate</code> builds it):
+use the command line or the API.</p>
 <ul>
 <li><a href="/openapi.json">OpenAPI document</a> of everything under <code>/v1</code></li>
 <li><a href="/docs/errors">Errors</a> and what to do about them</li>
