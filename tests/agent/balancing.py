@@ -37,6 +37,13 @@ def ip(*words: str, netns: str = "") -> str:
     return subprocess.run(["ip", *place, *words], check=True, capture_output=True, text=True, timeout=10).stdout
 
 
+def ip_batch(lines: list[str], netns: str = "") -> None:
+    """Many commands in one process."""
+    place = ("-n", netns) if netns else ()
+    text = "".join(f"{line}\n" for line in lines)
+    subprocess.run(["ip", *place, "-batch", "-"], check=True, capture_output=True, text=True, timeout=10, input=text)
+
+
 def sysctl(key: str, value: str) -> None:
     Path("/proc/sys", key).write_text(value)
 
@@ -137,9 +144,9 @@ class Stage:
             sysctl(f"net/{family}", "1")
         sysctl("net/netfilter/nf_conntrack_acct", "1")
         self._wire(self.client, "c0", 0, "198.51.100", "2001:db8:c")
-        for host in range(3, 40):
-            ip("address", "add", f"198.51.100.{host}/24", "dev", "eth0", netns=self.client.name)
-        ip("address", "add", "2001:db8:c::9/64", "dev", "eth0", "nodad", netns=self.client.name)
+        addresses = [f"198.51.100.{host}/24 dev eth0" for host in range(3, 40)]
+        addresses.append("2001:db8:c::9/64 dev eth0 nodad preferred_lft 0")  # used by whoever binds to it
+        ip_batch([f"address add {words}" for words in addresses], netns=self.client.name)
         for vip in (f"{VIP4}/32", f"{VIP6}/128"):
             ip("address", "add", vip, "dev", "lo")
         for number in range(1, backends + 1):
@@ -153,12 +160,12 @@ class Stage:
         self.backends.append(Backend(place, f"bk_{len(self.backends) + 1}", ipv4, ipv6))
 
     def _wire(self, place: Place, name: str, number: int, v4: str, v6: str) -> None:
-        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", place.name)
-        for netns, link, host in (("", name, 1), (place.name, "eth0", 2)):
-            ip("address", "add", f"{v4}.{host}/24", "dev", link, netns=netns)
-            ip("address", "add", f"{v6}::{host}/64", "dev", link, "nodad", netns=netns)
-            ip("link", "set", link, "up", netns=netns)
-        ip("route", "add", "default", "via", f"{v4}.1", netns=place.name)
+        def up(link: str, host: int) -> list[str]:
+            addresses = [f"address add {v4}.{host}/24 dev {link}", f"address add {v6}::{host}/64 dev {link} nodad"]
+            return [*addresses, f"link set {link} up"]
+
+        ip_batch([f"link add {name} type veth peer name eth0 netns {place.name}", *up(name, 1)])
+        ip_batch([*up("eth0", 2), f"route add default via {v4}.1"], netns=place.name)
         ip("-6", "route", "add", "default", "via", f"{v6}::1", netns=place.name)
 
     async def close(self) -> None:

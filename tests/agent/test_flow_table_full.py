@@ -56,7 +56,8 @@ async def test_old_flows_go_on_and_new_ones_wait_for_room(edge: Edge, settings: 
 async def test_flows_that_nobody_confirmed_make_room(edge: Edge, settings: None) -> None:
     await edge.take()
     old = [await edge.stage.connect(VIP4) for _ in range(8)]
-    await asyncio.gather(*(edge.stage.ask_udp(VIP4) for _ in range(250)))
+    for _ in range(25):
+        await asyncio.gather(*(edge.stage.ask_udp(VIP4) for _ in range(10)))
     before = flow_table()
     put("nf_conntrack_max", await edge.flows.count())
     for _ in range(5):
