@@ -11,7 +11,8 @@ SNAPSHOT = """
 import hashlib, json, os, pathlib, subprocess
 TOPS = ("/etc", "/opt", "/root", "/home", "/usr/local", "/usr/lib/systemd", "/var/lib", "/srv", "/tmp", "/run")
 SKIPPED = ("/var/lib/dpkg", "/var/lib/apt", "/var/lib/systemd", "/run/systemd", "/run/udev", "/run/log", "/run/user",
-           "/run/sudo", "/run/mount", "/run/lock", "/usr/local/lib/python3.11", "/root/.lesshst", "/tmp/systemd-private")
+           "/run/sudo", "/run/mount", "/run/lock", "/run/sshd.pid",
+           "/usr/local/lib/python3.11", "/root/.lesshst", "/tmp/systemd-private")
 found = {}
 for top in TOPS:
     for directory, names, files in os.walk(top):

@@ -16,6 +16,7 @@ from provisioning.lab.metal import MetalHost
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pyroute2")
 PLACE = "/tmp/suite"
+CLEAN = f"rm -rf {PLACE}; systemctl stop bedplate.slice; umount /run/netns; rmdir /run/netns"
 SHIPPED = ("hostagent", "tests/conformance", "tests/agent", "tests/bench")
 FILES = ("pyproject.toml", "tests/__init__.py", "tests/capabilities.py", "tests/namespaces.py")
 
@@ -26,9 +27,10 @@ def shipped(server: MetalHost) -> Iterator[list[str]]:
     server.exec(["mkdir", PLACE])
     try:
         server.exec(["tar", "-x", "-C", PLACE, "-f", "-"], stdin=bundle())
-        yield ["env", "-C", PLACE, f"PYTHONPATH={PLACE}/site:{PLACE}", "python3"]
+        server.exec(["mkdir", f"{PLACE}/tmp"])
+        yield ["env", "-C", PLACE, f"TMPDIR={PLACE}/tmp", f"PYTHONPATH={PLACE}/site:{PLACE}", "python3"]
     finally:
-        server.exec(["rm", "-rf", PLACE])
+        server.exec(["sh", "-c", CLEAN], check=False)
 
 
 def bundle() -> bytes:

@@ -35,19 +35,16 @@ def python(server: MetalHost) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(("path", "words", "capability"), SUITES, ids=[capability for *_, capability in SUITES])
 def test_what_only_a_server_has(server: MetalHost, python: list[str], path: str, words: str, capability: str) -> None:
-    argv = [
-        "env",
-        f"REQUIRE_CAPS={capability}",
-        "TEST_MACHINE_IS_OURS=1",
-        *python,
-        "-m",
-        "pytest",
+    argv = ["env", f"REQUIRE_CAPS={capability}", "TEST_MACHINE_IS_OURS=1", *python, "-m", "pytest", path, "-k", words]
+    argv += [
         "-p",
         "no:cacheprovider",
         "-p",
         "tests.capabilities",
+        f"--confcutdir={Path(path).parent}",
+        "--timeout=300",
+        "--durations=5",
     ]
-    argv += [f"--confcutdir={Path(path).parent}", "--timeout=300", path, "-k", words, "--durations=5"]
     done = server.exec(argv, timeout=800, check=False)
     said = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, said
