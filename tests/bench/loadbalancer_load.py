@@ -91,7 +91,8 @@ def paced(host: str, port: int, rate: int, seconds: float) -> dict[str, float]:
             poll.register(flow.fileno(), select.EPOLLOUT)
             begun += 1
         due = start + begun / rate - time.perf_counter() if begun < total else 1.0
-        for descriptor, _ in poll.poll(max(0.0, due)):
+        select.select([poll.fileno()], [], [], max(0.0, due))  # epoll's own time-out is of whole milliseconds
+        for descriptor, _ in poll.poll(0):
             flow, since, is_sent = flows[descriptor]
             try:
                 if not is_sent:
