@@ -18,8 +18,7 @@ import asyncpg
 
 from controlplane.kernel import service
 from controlplane.kernel.outcome import LeaseLost, Outcome
-from controlplane.kernel.program import DESTROY, Program
-from controlplane.kernel.reconcile import Reconciler
+from controlplane.kernel.program import DESTROY
 from controlplane.kernel.registry import Registry
 from controlplane.kernel.runner import Runner
 from controlplane.kernel.service import Connection
@@ -28,7 +27,6 @@ from controlplane.kernel.work import Work, Written
 from controlplane.kernel.world import World
 
 MOST_STEPS = 500
-MOST_IDLE_ROUNDS = 12  # rounds in which every run only polled or failed
 _DUE = """
 SELECT id, program, step, ready_at IS NOT NULL AND lease IS NULL AND last_error IS NULL
     AND NOT EXISTS (SELECT FROM signal WHERE run_id = run.id AND seen_at IS NULL) AS may_rest
@@ -62,6 +60,7 @@ class Scenario:
     `leftovers(world, subject)`: name what should be gone when the run has finished (rows, objects on hosts, children).
     `nudge(world, subject, step)`: play the outside when every run only waits (let the host finish, send its event).
     `changes`: signals that the run must survive in its rest step. `may_park`: a life may end parked, then destroyed.
+    `patience`: so many rounds may go by in which every run only polled or failed.
     """
 
     registry: Registry
@@ -71,6 +70,7 @@ class Scenario:
     nudge: Callable[[World[Any], str, str], Awaitable[None]] | None = None
     changes: Sequence[str] = ("changed",)
     may_park: bool = False
+    patience: int = 12
 
 
 class _Crash(BaseException):
@@ -137,7 +137,7 @@ class _SteppingRunner(Runner):
         self.on_trial = scenario.program
         self.faults = _Faults(fault=fault)
         self.trace: list[str] = []
-        self.steps = 0  # of programs; reconcilers look beside them, and count where they are on trial themselves
+        self.steps = 0  # without the looks of others at rest: a life is not worth cutting after each of them
 
     def _work_of(self, row: asyncpg.Record) -> Work:
         work = _FaultyWork.of(row, self.database, self.registry.seconds.get(row["program"], {}))
@@ -151,12 +151,15 @@ class _SteppingRunner(Runner):
         row = await self._claim(run_id)
         if row is None:
             return False
-        name = row["program"]
-        self.trace.append(f"{name}.{row['step']}")
-        self.steps += name == self.on_trial or not issubclass(self.registry.programs.get(name, Program), Reconciler)
+        self.trace.append(f"{row['program']}.{row['step']}")
+        self.steps += row["program"] == self.on_trial or not self.rests_in(row)
         with contextlib.suppress(_Crash, LeaseLost):
             await self._drive(row)
         return True
+
+    def rests_in(self, run: asyncpg.Record) -> bool:
+        """Whether the step that this run is in is one of rest."""
+        return self.registry.seconds.get(run["program"], {}).get(run["step"], 0) is None
 
 
 class Harness:
@@ -209,7 +212,7 @@ class Harness:
             if has_moved:
                 continue
             run = await self._run(subject)
-            if run["ready_at"] is not None and runner.registry.seconds[run["program"]].get(run["step"], 0) is None:
+            if run["ready_at"] is not None and runner.rests_in(run):
                 if not changes:
                     break
                 await self._signal(subject, changes.pop(0))
@@ -244,8 +247,7 @@ class Harness:
         """
         resting, working = [], []
         for row in await self.world.database.pool.fetch(_DUE):
-            is_rest_step = runner.registry.seconds.get(row["program"], {}).get(row["step"], 0) is None
-            (resting if row["may_rest"] and is_rest_step else working).append(row["id"])
+            (resting if row["may_rest"] and runner.rests_in(row) else working).append(row["id"])
         has_moved = await self._step_each(runner, working, limit)
         if not has_moved and with_clock:
             has_moved = await self._step_each(runner, resting, limit)
@@ -266,7 +268,7 @@ class Harness:
         return has_moved
 
     async def _nudge(self, subject: str, run: asyncpg.Record, idle: int) -> None:
-        if idle > MOST_IDLE_ROUNDS:
+        if idle > self.scenario.patience:
             raise HarnessFailed(f"step {run['step']} waits and nothing moves; its last error: {run['last_error']}")
         if self.scenario.nudge is not None:
             await self.scenario.nudge(self.world, subject, run["step"])

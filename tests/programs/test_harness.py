@@ -165,7 +165,7 @@ async def test_a_careless_program_is_caught(shelved: World[Shelf], program: type
 async def test_every_step_runs_twice(shelved: World[Shelf], fault: Fault) -> None:
     plain = await Harness(shelved, scenario(BoxProgram)).life()
     twice = await Harness(shelved, numbered(scenario(BoxProgram), 100)).life(fault=fault)
-    assert twice >= plain + 5, "a try more for each step; drying takes fewer polls the second time"
+    assert twice >= plain + 4, "a try more for each step but the lid's rest; drying takes fewer polls the second time"
 
 
 def numbered(scenario: Scenario, offset: int) -> Scenario:
