@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +21,7 @@ from controlplane.api.errors import (
     MethodNotAllowed,
     RouteUnknown,
 )
-from controlplane.api.schemas import WRONG_FIELD
+from controlplane.api.schemas import PATTERN_WORDS, WRONG_FIELD
 from controlplane.core import json
 from controlplane.core.errors import BedplateError, FieldError, InvalidInput, Unauthenticated, Unavailable, catalogue
 
@@ -106,9 +107,21 @@ def _from_validation(error: RequestValidationError) -> BedplateError:
             continue
         if item["type"] == WRONG_FIELD:
             rest.append(item["ctx"]["field"])
-        found.append(FieldError(pointer=pointer(tuple(rest)), detail=str(item["msg"]), source=str(source)))
+        found.append(FieldError(pointer=pointer(tuple(rest)), detail=_words(item), source=str(source)))
     wrong = ", ".join(f"{item.source} {item.pointer}".strip() for item in found)
     return InvalidInput(f"not valid: {wrong}", errors=tuple(found))
+
+
+def _words(item: Mapping[str, Any]) -> str:
+    """Ours as they were said; a pattern by what it means."""
+    context = item.get("ctx", {})
+    match item["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "string_pattern_mismatch":
+            return PATTERN_WORDS.get(str(context["pattern"]), "is not of the form that the reference gives for it")
+        case _:
+            return str(item["msg"])
 
 
 def _from_http(error: HTTPException) -> BedplateError:

@@ -12,6 +12,16 @@ from pydantic_core import PydanticCustomError
 T = TypeVar("T")
 
 NAME_PATTERN = r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
+_LABEL_PATTERN = r"^[a-z0-9]([a-z0-9._/-]{0,61}[a-z0-9])?$"
+PATTERN_WORDS = {
+    NAME_PATTERN: "must be a letter, then letters, digits and inner hyphens, all of them small: 1 to 63",
+    _LABEL_PATTERN: "must begin and end with a small letter or digit, with ., _, / and - between: 1 to 63",
+    r"^[a-z_][a-z0-9_-]{0,31}$": "must be a name of a Linux user: small letters, digits, _ and -; 1 to 32",
+    r"^[0-9a-f]{64}$": "must be a SHA-256 in 64 hexadecimal digits",
+    r"^/[\x21-\x7e]*$": "must begin with / and hold no blanks",
+    "^/": "must begin with /",
+}
+"""What people are told instead of a pattern that was not met."""
 
 Name = Annotated[
     str,
@@ -19,7 +29,7 @@ Name = Annotated[
     Field(description="A DNS label: a letter, then letters, digits and inner hyphens; 1 to 63.", examples=["web-1"]),
 ]
 
-_LabelKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._/-]{0,61}[a-z0-9])?$", max_length=63)]
+_LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_PATTERN, max_length=63)]
 _LabelValue = Annotated[str, StringConstraints(max_length=255)]
 Labels = Annotated[
     dict[_LabelKey, _LabelValue],

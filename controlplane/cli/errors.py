@@ -40,9 +40,39 @@ _BY_STATUS = {
 _NEXT_BY_CODE = {
     "auth.token_missing": "bedplate login URL",
     "auth.token_invalid": "bedplate login URL",
+    "address.attached": "bedplate address attach … --move",
+    "address.in_use": "bedplate address detach NAME, then release it",
+    "address.family_taken": "bedplate address list",
+    "loadbalancer.address_in_use": "bedplate address attach NAME --lb LB --move, once the load balancer is there",
+    "loadbalancer.backend_not_found": "bedplate lb show LB",
     "placement.no_capacity": "bedplate placement explain",
     "project.not_found": "bedplate project list",
 }
+
+
+_LISTED = {
+    *("address", "endpoint", "firewall", "host", "image", "key", "model", "network", "pool", "project", "route", "token"),
+    *("user", "vm", "volume"),
+}
+_LISTED_BY = {"backend": "vm", "loadbalancer": "lb", "target": "vm", "peer": "firewall"}
+
+
+def _next(code: str, status: int, noun: str) -> str:
+    """The command that shows what a name clashed with, or which names there are."""
+    what, _, reason = code.partition(".")
+    if hint := _NEXT_BY_CODE.get(code):
+        return hint
+    if reason.endswith("_unknown"):
+        thing = reason.removesuffix("_unknown")
+        thing = _LISTED_BY.get(thing, thing)
+        return f"bedplate {thing} list" if thing in _LISTED | {"lb"} else ""
+    if reason.endswith("_taken") and noun:
+        return f"bedplate {noun} list"
+    if status == 404 and noun:
+        return f"bedplate {_LISTED_BY.get(what, noun)} list"
+    if status >= 500 and status not in {503, 507}:
+        return "look for the request id in the log of the API"
+    return ""
 
 
 class CommandFailed(Exception):
@@ -77,15 +107,10 @@ def from_problem(status: int, problem: Mapping[str, Any], noun: str = "") -> Com
     detail = str(problem.get("detail", ""))
     title = str(problem.get("title", "")) or f"HTTP {status}"
     why = "; ".join(f"{field.get('pointer') or 'the body'}: {field.get('detail')}" for field in fields) or detail
-    hint = _NEXT_BY_CODE.get(code, "")
-    if not hint and status == 404 and noun:
-        hint = f"bedplate {noun} list"
-    if not hint and status >= 500 and status not in {503, 507}:
-        hint = "look for the request id in the log of the API"
     return CommandFailed(
         title,
         why=why if why != title else "",
-        hint=hint,
+        hint=_next(code, status, noun),
         exit_code=exit_code_of(code, status),
         request_id=str(problem.get("request_id", "")),
         code=code,

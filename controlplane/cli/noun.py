@@ -74,6 +74,8 @@ class Noun:
         """POST an action, or PATCH without one; wait; print."""
         from controlplane.cli.client import Client
 
+        if not action and not body:
+            raise CommandFailed("nothing to change was given", hint="--help shows what can be", exit_code=Exit.USAGE)
         client = Client()
         path = self.path(client, project, ref, action)
         changed = client.post(path, body) if action else client.patch(path, body or {})

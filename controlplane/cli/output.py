@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from controlplane.cli.size import show_bytes
+
 Columns = Mapping[str, str]
 """Heading → dotted path into the item (`observed.state`)."""
 
@@ -40,7 +42,7 @@ def show_many(items: Iterable[Mapping[str, Any]], form: Format, columns: Columns
                 print(row.get("name") or row.get("id"))
         case _:
             chosen = {**columns, **(wide or {})} if form is Format.WIDE else columns
-            print_table(list(chosen), [[cell(lookup(row, path)) for path in chosen.values()] for row in rows])
+            print_table(list(chosen), [[_cell_at(row, path) for path in chosen.values()] for row in rows])
 
 
 def show_one(item: Mapping[str, Any], form: Format) -> None:
@@ -78,6 +80,12 @@ def lookup(item: Any, path: str) -> Any:
             return None
         item = item.get(part)
     return item
+
+
+def _cell_at(row: Mapping[str, Any], path: str) -> str:
+    """What counts bytes is shown in the largest unit that it has one of."""
+    value = lookup(row, path)
+    return show_bytes(value) if path.endswith("_bytes") and isinstance(value, int) else cell(value)
 
 
 def cell(value: Any) -> str:

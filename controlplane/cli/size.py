@@ -18,3 +18,9 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     if match is None:
         raise CommandFailed(f"{option} takes a size like 512M or 2G, not {text!r}", exit_code=Exit.USAGE)
     return int(float(match[1]) * (1 << _UNITS[match[2].upper()]))
+
+
+def show_bytes(count: int) -> str:
+    """In the largest unit of which there is one, with at most one decimal: `512M`, `1.5G`."""
+    unit = max((name for name, shift in _UNITS.items() if count >> shift), key=_UNITS.__getitem__, default="")
+    return f"{count / (1 << _UNITS[unit]):.1f}".removesuffix(".0") + unit

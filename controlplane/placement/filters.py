@@ -94,7 +94,7 @@ def capacity(request: PlacementRequest) -> tuple[Filter, ...]:
         Filter(
             name="vcpus",
             passes=request.vcpus <= FREE_VCPUS,
-            reason=f"without {request.vcpus} free cores",
+            reason=f"without {request.vcpus} free core{'' if request.vcpus == 1 else 's'}",
             needed=request.vcpus,
             measure=FREE_VCPUS,
         ),

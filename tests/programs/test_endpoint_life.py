@@ -181,7 +181,7 @@ async def test_no_room_makes_nothing_or_waits(fleet: Fleet) -> None:
     endpoint_id = await create(fleet, replicas=2, on_no_capacity="wait")
     async with fleet.running():
         seen = await until_status(fleet, endpoint_id, "degraded", settled=False)
-        assert "without 1 free cores" in seen.conditions[0].message
+        assert "without 1 free core" in seen.conditions[0].message
         await fleet.add_host("b", cpus=1, address=2)
         async with fleet.database.session() as session:
             from controlplane.placement.wake import wake_waiting

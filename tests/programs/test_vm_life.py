@@ -97,7 +97,7 @@ async def test_who_waits_is_placed_when_room_returns(fleet: Fleet) -> None:
         assert vm
         assert vm.state == "waiting"
         assert vm.shortage
-        assert "without 1 free cores" in str(vm.shortage["detail"])
+        assert "without 1 free core" in str(vm.shortage["detail"])
         await fleet.delete_vm(first)
         await fleet.until_ready(second, seconds=10)
 

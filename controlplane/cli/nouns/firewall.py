@@ -58,42 +58,28 @@ def create(
     noun.create(spec.merged(file, options), project=project, output=output, wait=wait, timeout=timeout)
 
 
-@app.command()
-def allow(
-    firewall: str,
-    what: What,
-    sources: From = None,
-    destinations: To = None,
-    network: Network = None,
-    peer: Peer = None,
-    egress: Egress = False,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Add a rule that allows, like `allow web tcp/443 --from any`."""
-    body = rule(what, sources, destinations, network, peer, is_egress=egress)
-    noun.act(firewall, "allow", body, project=project, output=output, wait=wait, timeout=timeout)
+def _add_rule_verb(verb: str, help: str) -> None:
+    def act(
+        firewall: str,
+        what: What,
+        sources: From = None,
+        destinations: To = None,
+        network: Network = None,
+        peer: Peer = None,
+        egress: Egress = False,
+        project: InProject = None,
+        output: Output = Format.TABLE,
+        wait: Waiting = True,
+        timeout: Timeout = "2m",
+    ) -> None:
+        body = rule(what, sources, destinations, network, peer, is_egress=egress)
+        noun.act(firewall, verb, body, project=project, output=output, wait=wait, timeout=timeout)
+
+    app.command(verb, help=help)(act)
 
 
-@app.command()
-def deny(
-    firewall: str,
-    what: What,
-    sources: From = None,
-    destinations: To = None,
-    network: Network = None,
-    peer: Peer = None,
-    egress: Egress = False,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Add a rule that denies; it wins over every allowance."""
-    body = rule(what, sources, destinations, network, peer, is_egress=egress)
-    noun.act(firewall, "deny", body, project=project, output=output, wait=wait, timeout=timeout)
+_add_rule_verb("allow", "Add a rule that allows, like `allow web tcp/443 --from any`.")
+_add_rule_verb("deny", "Add a rule that denies; it wins over every allowance.")
 
 
 @app.command()
@@ -109,32 +95,23 @@ def revoke(
     noun.act(firewall, "revoke", {"rule": rule_id}, project=project, output=output, wait=wait, timeout=timeout)
 
 
-@app.command()
-def attach(
-    firewall: str,
-    network: Network = None,
-    vm: OnVm = None,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Let it apply to a network or to one VM."""
-    noun.act(firewall, "attach", target(network, vm), project=project, output=output, wait=wait, timeout=timeout)
+def _add_target_verb(verb: str, help: str) -> None:
+    def act(
+        firewall: str,
+        network: Network = None,
+        vm: OnVm = None,
+        project: InProject = None,
+        output: Output = Format.TABLE,
+        wait: Waiting = True,
+        timeout: Timeout = "2m",
+    ) -> None:
+        noun.act(firewall, verb, target(network, vm), project=project, output=output, wait=wait, timeout=timeout)
+
+    app.command(verb, help=help)(act)
 
 
-@app.command()
-def detach(
-    firewall: str,
-    network: Network = None,
-    vm: OnVm = None,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Let it not apply there any more."""
-    noun.act(firewall, "detach", target(network, vm), project=project, output=output, wait=wait, timeout=timeout)
+_add_target_verb("attach", "Let it apply to a network or to one VM.")
+_add_target_verb("detach", "Let it not apply there any more.")
 
 
 def rule(

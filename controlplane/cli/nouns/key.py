@@ -15,7 +15,7 @@ noun = Noun(
     "key",
     "keys",
     columns={"NAME": "name", "HINT": "hint", "MODELS": "models", "EXPIRES": "expires_at", "AGE": "created_at"},
-    wide={"ID": "id", "REQUESTS/MIN": "requests_per_minute", "TOKENS/MIN": "tokens_per_minute"},
+    wide={"ID": "id", "SCOPES": "scopes", "REQUESTS/MIN": "requests_per_minute", "TOKENS/MIN": "tokens_per_minute"},
     help="Keys of applications for the gateway.",
 )
 app = noun.app

@@ -63,6 +63,10 @@ def create(
     if probe is not None:
         kind, _, path = probe.partition(":")
         body["probe"] = None if kind == "none" else {"kind": kind, **({"path": path} if path else {})}
+    if not body.get("addresses") and not body.get("network"):
+        raise CommandFailed(
+            "it would have no address", hint="--address NAME (reserved before) or --network NAME", exit_code=Exit.USAGE
+        )
     noun.create(body, project=project, output=output, wait=wait, timeout=timeout)
 
 
@@ -84,43 +88,23 @@ def add(
     noun.act(lb, "backends", body, project=project, output=output, wait=wait, timeout=timeout)
 
 
-@app.command()
-def remove(
-    lb: str,
-    backend: Backend,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Take a backend away at once; its open flows end (drain it first to let them)."""
-    noun.act(lb, _on(backend, "remove"), project=project, output=output, wait=wait, timeout=timeout)
+def _add_backend_action(verb: str, help: str) -> None:
+    def act(
+        lb: str,
+        backend: Backend,
+        project: InProject = None,
+        output: Output = Format.TABLE,
+        wait: Waiting = True,
+        timeout: Timeout = "2m",
+    ) -> None:
+        noun.act(lb, _on(backend, verb), project=project, output=output, wait=wait, timeout=timeout)
+
+    app.command(verb, help=help)(act)
 
 
-@app.command()
-def drain(
-    lb: str,
-    backend: Backend,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Send nothing new to a backend."""
-    noun.act(lb, _on(backend, "drain"), project=project, output=output, wait=wait, timeout=timeout)
-
-
-@app.command()
-def activate(
-    lb: str,
-    backend: Backend,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-    wait: Waiting = True,
-    timeout: Timeout = "2m",
-) -> None:
-    """Undo `drain` and `eject`."""
-    noun.act(lb, _on(backend, "activate"), project=project, output=output, wait=wait, timeout=timeout)
+_add_backend_action("remove", "Take a backend away at once; its open flows end (drain it first to let them).")
+_add_backend_action("drain", "Send nothing new to a backend.")
+_add_backend_action("activate", "Undo `drain` and `eject`.")
 
 
 @app.command()

@@ -56,6 +56,13 @@ async def shown(session: AsyncSession, addresses: Iterable[Address]) -> list[Sho
     ]
 
 
+async def target_name(session: AsyncSession, address: Address) -> str:
+    """What it is attached to, as a person knows it."""
+    model, target_id = (Vm, address.vm_id) if address.vm_id is not None else (Loadbalancer, address.loadbalancer_id)
+    name = await session.scalar(select(model.name).where(model.id == target_id))
+    return f"{'VM' if address.vm_id is not None else 'load balancer'} {name}"
+
+
 async def show(session: AsyncSession, address: Address) -> ShownAddress:
     (one,) = await shown(session, [address])
     return one

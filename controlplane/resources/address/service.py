@@ -27,6 +27,7 @@ from controlplane.resources.address.errors import (
     AddressTaken,
     AddressTargetUnknown,
 )
+from controlplane.resources.address.queries import target_name
 from controlplane.resources.address.schemas import AddressAttach, AddressReserve
 from controlplane.settings import LimitSettings
 
@@ -64,7 +65,8 @@ async def attach(session: AsyncSession, address: Address, wanted: AddressAttach)
     if before == (vm_id, loadbalancer_id):
         return
     if before != (None, None) and not wanted.move:
-        raise AddressAttached(f"{address.name} is attached to {address.vm_id or address.loadbalancer_id}: ask with move")
+        where = await target_name(session, address)
+        raise AddressAttached(f"{address.name} is attached to {where}; with `move` it is taken from there")
     if vm_id is not None:
         same = Address.vm_id == vm_id, func.family(Address.address) == address.address.version
         if await session.scalar(select(Address.id).where(*same, Address.id != address.id)):
@@ -86,7 +88,7 @@ async def detach(session: AsyncSession, address: Address) -> None:
 async def release(session: AsyncSession, address: Address) -> None:
     """Give it back to its pool; raises AddressInUse."""
     if address.vm_id is not None or address.loadbalancer_id is not None:
-        raise AddressInUse(f"{address.name} is attached to {address.vm_id or address.loadbalancer_id}: detach it first")
+        raise AddressInUse(f"{address.name} is attached to {await target_name(session, address)}: detach it first")
     await documents.withdraw(session, PROGRAM, address.id, is_final=True)
     await kernel.destroy(session, PROGRAM, address.id)
     await session.execute(delete(Address).where(Address.id == address.id).execution_options(synchronize_session=False))

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.json import Json
 from controlplane.documents.queries import Behind, Said, applied, behind_on, holders_of
+from controlplane.models.address import Address
 from controlplane.models.endpoint import Endpoint
 from controlplane.models.host import Host
 from controlplane.models.loadbalancer import Loadbalancer, LoadbalancerBackend, LoadbalancerListener
@@ -90,6 +91,8 @@ class ShownLoadbalancer:
     backends: list[ShownBackend] = field(default_factory=list)
     carried_by: Sequence[Edge] = ()
     behind: Sequence[Behind] = ()
+    unheld: Mapping[str, str] = field(default_factory=dict)
+    """Of its addresses those that no host holds, and why if a host said so."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.row, name)
@@ -107,7 +110,9 @@ class ShownLoadbalancer:
         up = sum(machine.state == "up" for machine in self.machines)
         if not up:
             return "down" if any(machine.seen for machine in self.machines) or not self.machines else "starting"
-        return "up" if up == len(self.machines) else "degraded"
+        if len(self.unheld) == len(self.vips):
+            return "down"
+        return "up" if up == len(self.machines) and not self.unheld else "degraded"
 
     @property
     def conditions(self) -> list[Said]:
@@ -118,6 +123,9 @@ class ShownLoadbalancer:
         if not self.vips:
             words = "It has no address: attach a reserved one."
             said.append(Said(type="Addressed", status="false", reason="loadbalancer.no_address", message=words))
+        if self.unheld:
+            words = "; ".join(f"{vip}: {why or 'no host holds it'}" for vip, why in self.unheld.items())
+            said.append(Said(type="Addressed", status="false", reason="loadbalancer.address_not_held", message=words))
         well = [machine for machine in self.machines if machine.state == "up"]
         if well:
             said.append(Said(type="Ready", status="true"))
@@ -142,12 +150,26 @@ async def shown(session: AsyncSession, rows: Iterable[Loadbalancer]) -> list[Sho
         one.backends = await _backends(session, one.row, names)
         one.carried_by = _edges(one.row, names, held.get(one.row.id, ()))
         one.behind = behind.get(one.row.id, ())
+        one.unheld = await _unheld(session, one.row.id)
     return list(found.values())
 
 
 async def show(session: AsyncSession, row: Loadbalancer) -> ShownLoadbalancer:
     (one,) = await shown(session, [row])
     return one
+
+
+async def _unheld(session: AsyncSession, loadbalancer_id: str) -> dict[str, str]:
+    rows = await session.execute(select(Address.id, Address.address).where(Address.loadbalancer_id == loadbalancer_id))
+    public = {row[0]: str(row[1]) for row in rows}
+    held, behind = await holders_of(session, "address", list(public)), await behind_on(session, "address", list(public))
+    found = {
+        text: next((f"{one.host}: {one.detail}" for one in behind.get(address_id, ()) if one.code), "")
+        for address_id, text in public.items()
+        if address_id not in held
+    }
+    private = await session.execute(select(Nic.ipv4, Nic.ipv6).where(Nic.owner_id == loadbalancer_id, Nic.host_id.is_(None)))
+    return found | {str(one): "" for row in private for one in row}
 
 
 def _edges(row: Loadbalancer, names: Mapping[str, str], held: Sequence[str]) -> list[Edge]:

@@ -22,6 +22,7 @@ from controlplane.models.network import Network
 from controlplane.models.nic import Nic
 from controlplane.models.project import Project
 from controlplane.models.vm import Vm
+from controlplane.resources.address.queries import target_name
 from controlplane.resources.loadbalancer.errors import (
     LoadbalancerAddressInUse,
     LoadbalancerAddressUnknown,
@@ -240,7 +241,7 @@ async def _take_address(session: AsyncSession, row: Loadbalancer, ref: str, poin
     if address is None:
         raise LoadbalancerAddressUnknown(f"no address {ref}", errors=(FieldError(pointer=pointer, detail=f"no address {ref}"),))
     if address.vm_id is not None or address.loadbalancer_id is not None:
-        detail = f"{address.name} is attached to {address.vm_id or address.loadbalancer_id}"
+        detail = f"{address.name} is attached to {await target_name(session, address)}"
         raise LoadbalancerAddressInUse(detail, errors=(FieldError(pointer=pointer, detail=detail),))
     address.loadbalancer_id = row.id
     address.generation += 1
