@@ -44,6 +44,8 @@ class Member:
     """One host as the others see it. `encrypted`, `plain`: prefixes of its machines by their network's encryption.
 
     `keys` by key generation; `heard` by slot; `own`: its addresses in the private pools, "" where it is not in the mesh.
+    `projects`: whose machines it has, `encrypted_projects` those in encrypted networks; `serves_all`: an edge or a gateway,
+    which speaks to the machines of every project.
     """
 
     host_id: str
@@ -54,6 +56,9 @@ class Member:
     heard: Mapping[str, frozenset[str]] = field(default_factory=dict)
     encrypted: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
+    projects: frozenset[str] = frozenset()
+    encrypted_projects: frozenset[str] = frozenset()
+    serves_all: bool = False
 
     @property
     def own_cidrs(self) -> tuple[str, ...]:
@@ -163,9 +168,15 @@ class Mesh:
 
 
 def are_peers(one: Member, other: Member) -> bool:
-    """Both in the mesh and within each other's reach, and one of them with encrypted machines to be reached."""
+    """Both in the mesh and within each other's reach, and one of them with encrypted machines that the other has to do with:
+    it has machines of the same project, or serves those of all.
+    """
     is_possible = one.host_id != other.host_id and one.own and other.own and endpoint(one, other)
-    return bool(is_possible) and bool(one.encrypted or other.encrypted)
+    return bool(is_possible) and (_reaches(one, other) or _reaches(other, one))
+
+
+def _reaches(one: Member, other: Member) -> bool:
+    return bool(other.encrypted if one.serves_all else one.projects & other.encrypted_projects)
 
 
 def endpoint(one: Member, other: Member) -> str:

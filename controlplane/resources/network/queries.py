@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 
 from sqlalchemy import Select, func, select
@@ -18,6 +19,7 @@ from controlplane.resources.tunnel.queries import NETWORKED_ROLES, find_rotation
 from controlplane.settings import NetworkSettings
 
 DEFAULT_MTU_BYTES = 1500
+_SERVING_ROLES = frozenset({"edge", "gateway"})
 _LEAST_HOSTS_APART = 2
 
 
@@ -28,7 +30,7 @@ async def load_mesh(session: AsyncSession, settings: NetworkSettings) -> Mesh:
     tunnels = {row.host_id: row for row in await session.scalars(select(HostTunnel))}
     machines = await _machines(session)
     hosts = await session.scalars(select(Host).where(Host.state == "ready", Host.roles.overlap(NETWORKED_ROLES)))
-    found = [_member(host, tunnels.get(host.id), machines.get(host.id, ((), ())), rotation) for host in hosts]
+    found = [_member(host, tunnels.get(host.id), machines.get(host.id, Machines()), rotation) for host in hosts]
     pairs = await session.execute(select(Network.ipv4_cidr, Network.ipv6_cidr).where(Network.encryption == "wireguard"))
     smallest = await smallest_mtu(session, within=tunnels)
     return Mesh(
@@ -68,22 +70,31 @@ def _compute_hosts() -> Select[Host]:
     return select(Host).where(Host.state == "ready", Host.roles.contains(["compute"]))
 
 
-async def _machines(session: AsyncSession) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
-    """By host: the prefixes of machines in encrypted networks, and of those in plain ones."""
+@dataclass(slots=True)
+class Machines:
+    """Of one host, by their network's encryption: prefixes, and the projects they belong to."""
+
+    prefixes: dict[str, list[str]] = field(default_factory=dict)
+    projects: dict[str, set[str]] = field(default_factory=dict)
+
+
+async def _machines(session: AsyncSession) -> dict[str, Machines]:
+    """By host."""
     query = (
-        select(Nic.host_id, Nic.ipv4, Nic.ipv6, Network.encryption)
+        select(Nic.host_id, Nic.ipv4, Nic.ipv6, Network.encryption, Network.project_id)
         .join(Network, Network.id == Nic.network_id)
         .where(Nic.host_id.is_not(None))
         .order_by(Nic.ipv4)
     )
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    for host_id, ipv4, ipv6, encryption in await session.execute(query):
-        encrypted, plain = found.setdefault(host_id or "", ([], []))
-        (encrypted if encryption == "wireguard" else plain).extend((f"{ipv4}/32", f"{ipv6}/128"))
-    return dict(found)
+    found: dict[str, Machines] = {}
+    for host_id, ipv4, ipv6, encryption, project_id in await session.execute(query):
+        machines = found.setdefault(host_id or "", Machines())
+        machines.prefixes.setdefault(encryption, []).extend((f"{ipv4}/32", f"{ipv6}/128"))
+        machines.projects.setdefault(encryption, set()).add(project_id)
+    return found
 
 
-def _member(host: Host, tunnel: HostTunnel | None, machines: tuple[Sequence[str], Sequence[str]], rotation: Rotation) -> Member:
+def _member(host: Host, tunnel: HostTunnel | None, machines: Machines, rotation: Rotation) -> Member:
     learned = {tunnel.key_generation_a: tunnel.public_key_a, tunnel.key_generation_b: tunnel.public_key_b} if tunnel else {}
     return Member(
         host_id=host.id,
@@ -92,8 +103,11 @@ def _member(host: Host, tunnel: HostTunnel | None, machines: tuple[Sequence[str]
         own=(str(tunnel.ipv4), str(tunnel.ipv6)) if tunnel else (),
         keys={n: key for n, key in learned.items() if n in rotation.generations},
         heard={"a": frozenset(tunnel.heard_a), "b": frozenset(tunnel.heard_b)} if tunnel else {},
-        encrypted=tuple(machines[0]),
-        plain=tuple(machines[1]),
+        encrypted=tuple(machines.prefixes.get("wireguard", ())),
+        plain=tuple(machines.prefixes.get("none", ())),
+        projects=frozenset().union(*machines.projects.values()),
+        encrypted_projects=frozenset(machines.projects.get("wireguard", ())),
+        serves_all=not _SERVING_ROLES.isdisjoint(host.roles),
     )
 
 
