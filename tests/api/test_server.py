@@ -172,6 +172,7 @@ async def test_token_and_key_are_private_and_in_no_log(process):
     state = process.directory / "state"
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in state.iterdir()} == {
         "master.key": "0o600",
+        "operator-link": "0o600",
         "operator-token": "0o600",
     }
     assert process.token not in process.words

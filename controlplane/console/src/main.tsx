@@ -2,6 +2,7 @@ import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { BrowserRouter } from "react-router";
+import { SIGNED_OUT } from "./api/client";
 import { Problem } from "./api/problem";
 import { App } from "./app";
 import "./styles.css";
@@ -16,9 +17,7 @@ const queries = new QueryClient({
 });
 
 // A session that ended anywhere shows the sign-in; what was typed stays in its page until then.
-queries.getQueryCache().subscribe((event) => {
-  const error = event.query.state.error;
-  if (event.type === "updated" && error instanceof Problem && error.status === 401 && event.query.queryKey[0] !== "me") void queries.invalidateQueries({ queryKey: ["me"] });
+window.addEventListener(SIGNED_OUT, () => void queries.invalidateQueries({ queryKey: ["me"] }));
 });
 
 const root = document.getElementById("root");

@@ -1,11 +1,20 @@
 /** The typed client. Paths and bodies are checked against the committed OpenAPI document when the console is built. */
 import createClient, { type Middleware } from "openapi-fetch";
-import { AWAY, problemOf } from "./problem";
+import { AWAY, type Problem, problemOf } from "./problem";
 import type { paths } from "./schema";
+
+export const SIGNED_OUT = "bedplate.signed-out";
+
+/** The problem; that a session ended is told to whoever shows the sign-in. */
+async function refusal(response: Response): Promise<Problem> {
+  const problem = await problemOf(response);
+  if (problem.code === "auth.session_ended") window.dispatchEvent(new Event(SIGNED_OUT));
+  return problem;
+}
 
 const onProblem: Middleware = {
   async onResponse({ response }) {
-    if (!response.ok && response.status !== 304) throw await problemOf(response);
+    if (!response.ok && response.status !== 304) throw await refusal(response);
     return response;
   },
   onError() {
@@ -30,7 +39,7 @@ export async function call(method: string, path: string, body?: unknown, etag?: 
   const response = await fetch(path, request).catch(() => {
     throw AWAY;
   });
-  if (!response.ok) throw await problemOf(response);
+  if (!response.ok) throw await refusal(response);
   const text = await response.text();
   return { body: text ? JSON.parse(text) : {}, etag: response.headers.get("etag") };
 }
