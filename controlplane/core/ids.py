@@ -42,6 +42,7 @@ class Kind(StrEnum):
     PRICE = "price"
     PREFLIGHT = "pre"
     PROJECT = "proj"
+    PROVIDER = "prov"
     REPLICA = "rep"
     REQUEST = "req"
     ROUTE = "rt"

@@ -82,6 +82,23 @@ def replace_member(body: bytes, name: str, value: bytes) -> bytes:
     return body
 
 
+def remove_member(body: bytes, name: str) -> bytes:
+    """`body` without its top-level members `name`, and their commas."""
+    while True:
+        members = _members(body)
+        number = next((index for index, (key, _) in enumerate(members) if key == name), None)
+        if number is None:
+            return body
+        end = members[number][1][1]
+        if number + 1 < len(members):  # up to the next name
+            after = body.index(b'"', body.index(b",", end))
+            before = body.index(b'"', members[number - 1][1][1] if number else body.index(b"{"))
+            body = body[:before] + body[after:]
+        else:
+            start = members[number - 1][1][1] if number else body.index(b"{") + 1
+            body = body[:start] + body[end:]
+
+
 def _members(body: bytes) -> list[tuple[str, tuple[int, int]]]:
     """Name and value span of every member of the object `body`, which is known to be valid JSON."""
     members: list[tuple[str, tuple[int, int]]] = []

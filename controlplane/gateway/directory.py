@@ -106,6 +106,17 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEntry:
+    """A provider outside: the plug-in that speaks to it, and its key."""
+
+    id: str
+    name: str
+    kind: str
+    base_url: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One endpoint behind a route. `has_continuous_usage`: the engine can send running totals in every chunk.
 
@@ -122,6 +133,7 @@ class Target:
     has_continuous_usage: bool
     replicas: tuple[ReplicaEntry, ...]
     fallback: Target | None = None
+    provider: ProviderEntry | None = None
     is_autoscaled: bool = False
     max_in_flight: int = 0
     places: int = 0
@@ -192,20 +204,44 @@ class RouteEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A provider's model under its own name, for some projects (None: all)."""
+
+    route: RouteEntry
+    project_ids: frozenset[str] | None
+
+    def is_for(self, project_id: str) -> bool:
+        return self.project_ids is None or project_id in self.project_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
+    """`offers`: what every project may call besides its routes; a route of that name comes first."""
+
     keys: Mapping[bytes, KeyEntry] = field(default_factory=dict)
     routes: Mapping[str, Mapping[str, RouteEntry]] = field(default_factory=dict)
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+
+    def every_route(self) -> Iterator[RouteEntry]:
+        for named in self.routes.values():
+            yield from named.values()
+        for offer in self.offers.values():
+            yield offer.route
 
     def key(self, secret: bytes) -> KeyEntry | None:
         return self.keys.get(hashlib.sha256(secret).digest())
 
     def visible(self, key: KeyEntry) -> list[RouteEntry]:
         """The routes this key may call, by name."""
-        routes = self.routes.get(key.project_id, {})
+        offered = {name: offer.route for name, offer in self.offers.items() if offer.is_for(key.project_id)}
+        routes = {**offered, **self.routes.get(key.project_id, {})}
         return [routes[name] for name in sorted(routes) if key.may_use(name)]
 
     def route(self, key: KeyEntry, name: str) -> RouteEntry | None:
         """None when there is none or this key may not see it: the caller cannot tell which."""
         if not key.may_use(name):
             return None
-        return self.routes.get(key.project_id, {}).get(name)
+        route = self.routes.get(key.project_id, {}).get(name)
+        if route is None and (offer := self.offers.get(name)) is not None and offer.is_for(key.project_id):
+            return offer.route
+        return route

@@ -22,12 +22,14 @@ from controlplane.gateway.directory import Price, ReplicaEntry, RouteEntry, Targ
 from controlplane.gateway.limit import Limiter
 from controlplane.gateway.meter import Meter
 from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.outside import outside
 from controlplane.gateway.problem import Problem
+from controlplane.gateway.providers import Answer, Events
 from controlplane.gateway.retry import Fault, FaultKind
 from controlplane.gateway.routing import Router
 from controlplane.gateway.search import Search, estimate_prompt
 from controlplane.gateway.stream import EventStream, UsageForm
-from controlplane.gateway.upstream import NotConnected, send
+from controlplane.gateway.upstream import Letter, NotConnected, headers_for, send
 from controlplane.metering.journal import Journal
 from controlplane.metering.record import Outcome
 
@@ -126,18 +128,14 @@ class Exchange:
     async def _exchange(self, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
         family = self._call.family
         is_metered_stream = self._asked.is_stream and family.is_streamed
-        body = prepare(
-            self._body,
-            self._asked,
-            served_model_id=target.served_model_id,
-            has_continuous_usage=target.has_continuous_usage,
-            asks_for_usage=is_metered_stream and family.has_stream_options,
-        )
+        answer: Answer | None = None
+        if target.provider is not None:
+            letter, answer = outside(target.provider, target.served_model_id, self._call, self._body)
+        else:
+            letter = self._letter(target, replica, is_metered=is_metered_stream)
         self._phase("ttft" if self._asked.is_stream else "total")
         try:
-            response = await send(
-                self._means.session, self._call, replica.base_url, body, connect_seconds=self._route.timeouts.connect
-            )
+            response = await send(self._means.session, letter, connect_seconds=self._route.timeouts.connect)
         except NotConnected as error:
             raise Fault(
                 FaultKind.UNREACHED, problem.upstream_error(f"cannot connect to {replica.base_url}: {error}")
@@ -146,13 +144,28 @@ class Exchange:
             raise self._cut(replica, error) from error
         try:
             if response.status != 200:
-                await self._refused(response, replica)
+                await self._refused(response, replica, answer)
             elif is_metered_stream and response.content_type == "text/event-stream":
-                await self._stream(response, target, replica, meter)
+                await self._stream(response, replica, meter, self._events(target, answer))
             else:
-                await self._plain(response, replica, meter)
+                await self._plain(response, replica, meter, answer)
         finally:
             response.close() if not response.content.is_eof() else response.release()
+
+    def _letter(self, target: Target, replica: ReplicaEntry, *, is_metered: bool) -> Letter:
+        body = prepare(
+            self._body,
+            self._asked,
+            served_model_id=target.served_model_id,
+            has_continuous_usage=target.has_continuous_usage,
+            asks_for_usage=is_metered and self._call.family.has_stream_options,
+        )
+        return Letter(url=replica.base_url + self._call.path, headers=headers_for(self._call), body=body)
+
+    def _events(self, target: Target, answer: Answer | None) -> Events:
+        events = answer.events() if answer is not None else None
+        form = _usage_form(self._asked)
+        return events or EventStream(form, is_running_total=target.has_continuous_usage, reader=self._call.family.reader)
 
     def _cut(self, replica: ReplicaEntry, error: Exception) -> Exception:
         """The connection ended: another replica may take over unless the answer has begun to go out."""
@@ -161,7 +174,7 @@ class Exchange:
             return problem.stream_interrupted(said)
         return Fault(FaultKind.CUT, problem.upstream_error(said))
 
-    async def _refused(self, response: aiohttp.ClientResponse, replica: ReplicaEntry) -> None:
+    async def _refused(self, response: aiohttp.ClientResponse, replica: ReplicaEntry, answer: Answer | None) -> None:
         """Pass a 4xx on unchanged; keep the words of a 5xx in our log."""
         body = b""
         try:
@@ -182,7 +195,7 @@ class Exchange:
             raise Fault(FaultKind.FAILED, problem.upstream_error(said))
         if not is_json:
             raise problem.engine_refused(response.status, body)
-        await self._pass_refusal(response, body)
+        await self._pass_refusal(response, body if answer is None else answer.refusal(body))
 
     async def _pass_refusal(self, response: aiohttp.ClientResponse, body: bytes) -> None:
         headers: list[Header] = [(b"content-type", b"application/json")]
@@ -196,7 +209,9 @@ class Exchange:
         self._close(Outcome.REFUSED, response.status)
         await self._call.answer(response.status, headers, body)
 
-    async def _plain(self, response: aiohttp.ClientResponse, replica: ReplicaEntry, meter: Meter) -> None:
+    async def _plain(
+        self, response: aiohttp.ClientResponse, replica: ReplicaEntry, meter: Meter, answer: Answer | None
+    ) -> None:
         """A whole answer. Up to 1 MiB it goes out at once; a larger one flows, its last part after the account is closed."""
         call = self._call
         kind = response.headers.get("content-type", "application/json").encode()
@@ -209,7 +224,7 @@ class Exchange:
                 size += len(data)
                 if size <= _PARSE_BYTES:
                     parts.append(data)
-                if size > _SEND_AT_ONCE_BYTES and not call.is_started:
+                if size > _SEND_AT_ONCE_BYTES and not call.is_started and answer is None:
                     length = [(b"content-length", str(response.content_length).encode())] if response.content_length else []
                     await call.start(200, [(b"content-type", kind), *length])
                     last = b"".join(parts)
@@ -219,6 +234,7 @@ class Exchange:
         except (aiohttp.ClientError, OSError) as error:
             raise self._cut(replica, error) from error
         whole = b"".join(parts)
+        whole = whole if answer is None else self._translated(answer, whole, replica)
         _read_usage(meter, whole if size <= _PARSE_BYTES else b"")
         self._close(Outcome.COMPLETED, 200)
         if call.is_started:
@@ -226,10 +242,15 @@ class Exchange:
         else:
             await call.answer(200, [(b"content-type", kind)], whole)
 
-    async def _stream(self, response: aiohttp.ClientResponse, target: Target, replica: ReplicaEntry, meter: Meter) -> None:
+    def _translated(self, answer: Answer, whole: bytes, replica: ReplicaEntry) -> bytes:
+        try:
+            return answer.whole(whole)
+        except ValueError as error:
+            raise problem.upstream_error(f"{replica.base_url} answered what cannot be read: {whole[:200]!r}") from error
+
+    async def _stream(self, response: aiohttp.ClientResponse, replica: ReplicaEntry, meter: Meter, events: Events) -> None:
         """Pass events on as they come. The status goes out with the first of them, so that an early death keeps its code."""
         call = self._call
-        events = EventStream(_usage_form(self._asked), is_running_total=target.has_continuous_usage, reader=call.family.reader)
         meter.tokens = events.tokens
         meter.has_prefill = True
         while data := await self._next(response, replica):

@@ -15,6 +15,7 @@ import asyncpg
 
 from controlplane.gateway import queries
 from controlplane.gateway.directory import Directory
+from controlplane.gateway.entry import Unseal
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Keeper:
         on_routes: Callable[[Directory], None] = lambda _: None,
         in_use: Callable[[], frozenset[str]] = frozenset,
         on_gateways: Callable[[int], None] = lambda _: None,
+        unseal: Unseal | None = None,
     ) -> None:
         self.current = Directory()
         self.is_connected = False
@@ -44,6 +46,7 @@ class Keeper:
         self._on_routes = on_routes
         self._in_use = in_use
         self._on_gateways = on_gateways
+        self._unseal = unseal
         self._shown_at = 0.0
         self._reported: frozenset[str] | None = None
         self._versions: dict[str, int] | None = None
@@ -112,12 +115,12 @@ class Keeper:
         if found == self._versions:
             return
         known = self._versions or {}
-        keys, routes = self.current.keys, self.current.routes
+        keys, routes, offers = self.current.keys, self.current.routes, self.current.offers
         if self._versions is None or found.get("keys") != known.get("keys"):
             keys = await queries.keys(connection)
         if self._versions is None or found.get("routes") != known.get("routes"):
-            routes = await queries.routes(connection)
-        self.current = Directory(keys=keys, routes=routes)
+            routes, offers = await queries.routes(connection, self._unseal)
+        self.current = Directory(keys=keys, routes=routes, offers=offers)
         self._versions = found
         self._on_routes(self.current)
 

@@ -92,6 +92,7 @@ class LoadBook:
                 del self._endpoints[endpoint_id]
 
     def take(self, now: float) -> list[Load]:
+        """Means since the last take."""
         seconds, self._taken_at = now - self._taken_at, now
         rows: list[Load] = []
         for endpoint_id, activity in self._endpoints.items():

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import asyncpg
 
-from controlplane.core import json
-from controlplane.gateway.directory import (
-    Affinity,
-    Budget,
-    KeyEntry,
-    Match,
-    ModelLimits,
-    Price,
-    ReplicaEntry,
-    RouteEntry,
-    Rule,
-    Target,
-    Timeouts,
+from controlplane.gateway.directory import Budget, KeyEntry, Offer, RouteEntry
+from controlplane.gateway.entry import (
+    Known,
+    Unseal,
+    budget_of,
+    labels_of,
+    model_limits_of,
+    offer_of,
+    price_of,
+    provider_of,
+    route_of,
 )
-from controlplane.gateway.retry import DEFAULT_POLICY, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +59,10 @@ UNION ALL
 SELECT route_id, rule, endpoint_id, weight, fallback_endpoint_id FROM route_rule_target
 ORDER BY 1, 3
 """
+
+PROVIDERS = "SELECT id, name, kind, base_url, sealed_key, models, project_ids FROM provider ORDER BY name"
+
+PROVIDER_TARGETS = "SELECT route_id, rule, fallback_of, provider_id, model, weight FROM route_provider ORDER BY 1, 4, 5"
 
 REPORT_USE = """
 WITH ended AS (DELETE FROM replica_use WHERE gateway = $1 AND NOT replica_id = ANY($2::text[]))
@@ -214,137 +214,35 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
             expires_at=row["expires_at"],
             requests_per_minute=row["requests_per_minute"],
             tokens_per_minute=row["tokens_per_minute"],
-            model_limits=_model_limits(row["model_limits"]),
+            model_limits=model_limits_of(row["model_limits"]),
             max_concurrent=row["max_concurrent"],
             allowed_cidrs=None if row["allowed_cidrs"] is None else tuple(row["allowed_cidrs"]),
             scopes=None if row["scopes"] is None else frozenset(row["scopes"]),
-            labels=_labels(row["labels"]),
-            budget=_budget(row),
+            labels=labels_of(row["labels"]),
+            budget=budget_of(row),
         )
         for row in await connection.fetch(KEYS)
     }
 
 
-def _budget(row: asyncpg.Record) -> Budget | None:
-    if row["token_budget"] is None and row["money_budget_micros"] is None:
-        return None
-    return Budget(
-        period=row["budget_period"],
-        tokens=row["token_budget"],
-        money_micros=row["money_budget_micros"],
-        tokens_soft=row["token_budget_soft"],
-        money_soft_micros=row["money_budget_soft_micros"],
-    )
-
-
-def _model_limits(text: str) -> dict[str, ModelLimits]:
-    limits: Any = json.loads(text)
-    return {model: ModelLimits(**of_model) for model, of_model in limits.items()}
-
-
-def _labels(text: str) -> dict[str, str]:
-    labels: Any = json.loads(text)
-    return labels
-
-
-async def routes(connection: asyncpg.Connection) -> dict[str, dict[str, RouteEntry]]:
-    """Routes by project and name, all of one moment."""
+async def routes(
+    connection: asyncpg.Connection, unseal: Unseal | None = None
+) -> tuple[dict[str, dict[str, RouteEntry]], dict[str, Offer]]:
+    """Routes by project and name and what providers offer, all of one moment. Without `unseal` there are no providers."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         rows = await connection.fetch(ROUTES)
         targets = await connection.fetch(TARGETS)
         endpoints = {row["id"]: row for row in await connection.fetch(ENDPOINTS)}
-        prices = {row["model"]: _price(row) for row in await connection.fetch(PRICES)}
+        prices = {row["model"]: price_of(row) for row in await connection.fetch(PRICES)}
+        providers = [] if unseal is None else await connection.fetch(PROVIDERS)
+        outside = [] if unseal is None else await connection.fetch(PROVIDER_TARGETS)
     placed: dict[tuple[str, str | None], list[asyncpg.Record]] = {}
     for target in targets:
         if target["endpoint_id"] in endpoints:
             placed.setdefault((target["route_id"], target["rule"]), []).append(target)
+    entries = {row["id"]: provider_of(row, unseal) for row in providers if unseal is not None}
+    known = Known(endpoints, prices, entries, outside)
     found: dict[str, dict[str, RouteEntry]] = {}
     for row in rows:
-        found.setdefault(row["project_id"], {})[row["name"]] = _route(row, placed, Known(endpoints, prices))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What targets are made of: endpoints by id, and prices in force by model."""
-
-    endpoints: dict[str, asyncpg.Record]
-    prices: dict[str, Price]
-
-
-def _price(row: asyncpg.Record) -> Price:
-    return Price(prompt=row["prompt"], cached=row["cached"], completion=row["completion"], request=row["request"])
-
-
-def _route(row: asyncpg.Record, placed: dict[Any, list[asyncpg.Record]], known: Known) -> RouteEntry:
-    timeouts: Any = json.loads(row["timeouts"])
-    retry: Any = json.loads(row["retry"])
-    affinity: Any = json.loads(row["affinity"])
-
-    def targets(rule: str | None) -> tuple[Target, ...]:
-        return tuple(_target(target, known) for target in placed.get((row["id"], rule), ()))
-
-    rules: Any = json.loads(row["rules"])
-    entry = RouteEntry(
-        id=row["id"],
-        name=row["name"],
-        created=row["created"],
-        targets=targets(None),
-        rules=tuple(Rule(name=rule["name"], match=_match(rule["match"]), targets=targets(rule["name"])) for rule in rules),
-        retry=RetryPolicy(
-            max_attempts=retry.get("max_attempts", DEFAULT_POLICY.max_attempts),
-            backoff_seconds=retry.get("backoff_ms", 0) / 1000,
-        ),
-        affinity=Affinity(**{**affinity, "header": affinity.get("header", "x-session-id").encode()}),
-        timeouts=Timeouts(**{name: float(seconds) for name, seconds in timeouts.items()}),
-    )
-    return replace(entry, **_shown(entry, known.endpoints))
-
-
-def _shown(entry: RouteEntry, endpoints: dict[str, asyncpg.Record]) -> dict[str, Any]:
-    """Whether waiting may help, and what `/v1/models` says of the route."""
-    every = list(entry.every_target())
-    meta: dict[str, object] = {"state": "ready" if any(target.replicas for target in every) else "not_ready"}
-    specs: list[Any] = [json.loads(endpoints[target.endpoint_id]["spec"]) for target in every]
-    if contexts := [spec["context_tokens"] for spec in specs if "context_tokens" in spec]:
-        meta["context_tokens"] = min(contexts)
-    return {
-        "is_starting": any(target.is_autoscaled or endpoints[target.endpoint_id]["wanted"] for target in every),
-        "meta": meta,
-    }
-
-
-def _match(given: dict[str, Any]) -> Match:
-    return Match(
-        key_labels=tuple(given.get("key_labels", {}).items()),
-        headers=tuple((name.lower().encode(), value.encode()) for name, value in given.get("headers", {}).items()),
-        modalities=frozenset(given.get("modalities", ())),
-        is_stream=given.get("stream"),
-        least_prompt_tokens=given.get("min_prompt_tokens"),
-        most_prompt_tokens=given.get("max_prompt_tokens"),
-    )
-
-
-def _target(row: asyncpg.Record, known: Known) -> Target:
-    target = _alone(known.endpoints[row["endpoint_id"]], row["weight"], known.prices)
-    fallback = known.endpoints.get(row["fallback_endpoint_id"])
-    return target if fallback is None else replace(target, fallback=_alone(fallback, 0, known.prices))
-
-
-def _alone(endpoint: asyncpg.Record, weight: int, prices: dict[str, Price]) -> Target:
-    spec: Any = json.loads(endpoint["spec"])
-    replicas: Any = json.loads(endpoint["replicas"])
-    autoscale: Any = json.loads(endpoint["autoscale"]) if endpoint["autoscale"] else None
-    return Target(
-        endpoint_id=endpoint["id"],
-        name=endpoint["name"],
-        model=endpoint["model"],
-        price=prices.get(endpoint["model"], prices.get("*")),
-        served_model_id=spec["served_model_id"],
-        weight=weight,
-        has_continuous_usage=bool(spec.get("engine", {}).get("has_continuous_usage")),
-        is_autoscaled=autoscale is not None,
-        max_in_flight=endpoint["max_in_flight"],
-        places=math.ceil(autoscale["target_in_flight"]) if autoscale else 0,
-        replicas=tuple(ReplicaEntry(id=replica, base_url=url) for replica, url in replicas),
-    )
+        found.setdefault(row["project_id"], {})[row["name"]] = route_of(row, placed, known)
+    return found, dict(offer_of(row, model, known) for row in providers for model in row["models"] if entries[row["id"]])

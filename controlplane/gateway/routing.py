@@ -79,7 +79,7 @@ class Router:
 
     def follow(self, directory: Directory) -> None:
         """Forget what is gone from the directory."""
-        self._routes = {route.id: route for named in directory.routes.values() for route in named.values()}
+        self._routes = {route.id: route for route in directory.every_route()}
         every = (target for route in self._routes.values() for target in route.every_target())
         self._targets = {target.endpoint_id: target for target in every}
         self.breakers.keep(frozenset(replica.id for target in self._targets.values() for replica in target.replicas))

@@ -9,15 +9,17 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
 import uvicorn
 
+from controlplane.core.sealing import Sealer
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.budget import Budgets
+from controlplane.gateway.entry import Unseal
 from controlplane.gateway.exchange import Means
 from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.limit import Limiter
@@ -27,6 +29,7 @@ from controlplane.gateway.routing import Router
 from controlplane.gateway.shared import SharedLimits
 from controlplane.gateway.upstream import open_session
 from controlplane.gateway.waiting import WaitingRoom
+from controlplane.keyfile import KeyFileUnusable, read_master_key
 from controlplane.listener import Listener, open_listener
 from controlplane.metering.journal import Journal
 from controlplane.metering.landing import Lander
@@ -51,20 +54,25 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     router = Router(room)
     shared = SharedLimits(settings.redis.url, mine.instance) if settings.redis.url else None
     limiter = Limiter(requests_per_minute=mine.requests_per_minute, tokens_per_minute=mine.tokens_per_minute, shared=shared)
-    keeper = Keeper(url, instance=mine.instance, on_routes=router.follow, in_use=router.in_use, on_gateways=limiter.divide_by)
+    keeper = Keeper(
+        url,
+        instance=mine.instance,
+        on_routes=router.follow,
+        in_use=router.in_use,
+        on_gateways=limiter.divide_by,
+        unseal=_unsealer(settings),
+    )
     session = open_session()
     budgets = Budgets(url, mine.instance, journal.open_segment)
     means = Means(session=session, router=router, limiter=limiter, budgets=budgets, journal=journal, metrics=Metrics())
-    tasks = [
-        asyncio.create_task(keeper.run(), name="keeper"),
-        asyncio.create_task(limiter.run(), name="limits"),
-        asyncio.create_task(budgets.run(), name="budgets"),
-        asyncio.create_task(land_for_ever(lander, url), name="lander"),
-        asyncio.create_task(report_for_ever(router.book, url, mine.instance), name="load"),
-        asyncio.create_task(sync_for_ever(journal, mine.journal_sync_ms / 1000), name="journal-sync"),
-    ]
-    for task in tasks:
-        task.add_done_callback(_stop_for_want_of)
+    tasks = _started(
+        keeper=keeper.run(),
+        limits=limiter.run(),
+        budgets=budgets.run(),
+        lander=land_for_ever(lander, url),
+        load=report_for_ever(router.book, url, mine.instance),
+        journal_sync=sync_for_ever(journal, mine.journal_sync_ms / 1000),
+    )
     try:
         await keeper.tried()
         yield Gateway(keeper=keeper, means=means, max_body_bytes=mine.max_body_bytes)
@@ -79,6 +87,24 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
             await land_once(lander, url)
             await budgets.close()
         journal.shut()
+
+
+def _started(**work: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+    """What runs for ever beside the requests, by name."""
+    tasks = [asyncio.create_task(one, name=name) for name, one in work.items()]
+    for task in tasks:
+        task.add_done_callback(_stop_for_want_of)
+    return tasks
+
+
+def _unsealer(settings: Settings) -> Unseal | None:
+    """Opens the keys of providers; None where this process has no master key: then there are no providers here."""
+    try:
+        sealer = Sealer(read_master_key(settings))
+    except KeyFileUnusable as error:
+        log.info("no providers outside: %s", error)
+        return None
+    return lambda sealed, context: sealer.open(sealed, context=context)
 
 
 def _stop_for_want_of(task: asyncio.Task[None]) -> None:

@@ -53,17 +53,25 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def send(
-    session: aiohttp.ClientSession, call: Call, base_url: str, body: bytes, *, connect_seconds: float
-) -> aiohttp.ClientResponse:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """What is sent, and where."""
+
+    url: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+async def send(session: aiohttp.ClientSession, letter: Letter, *, connect_seconds: float) -> aiohttp.ClientResponse:
     """The replica's answer as soon as its status is there; raises NotConnected, else what aiohttp raises."""
+    body = letter.body
     for left in reversed(range(_DEAD_CONNECTIONS)):
         use = _Use()
         try:
             return await session.post(
-                base_url + call.path,
+                letter.url,
                 data=body if len(body) < _SEND_AT_ONCE_BYTES else io.BytesIO(body),
-                headers=headers_for(call),
+                headers=letter.headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
                 allow_redirects=False,
                 trace_request_ctx=use,

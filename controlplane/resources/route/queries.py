@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from controlplane.models.endpoint import Endpoint
+from controlplane.models.provider import Provider, RouteProvider
 from controlplane.models.route import RouteRuleTarget, RouteTarget
 
 
@@ -43,6 +44,19 @@ async def endpoints(session: AsyncSession, project_id: str, refs: Sequence[str])
     return {ref: endpoint_id for ref, endpoint_id in found.items() if ref in refs}
 
 
+async def offered(session: AsyncSession, project_id: str, refs: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Provider's id and model of each `provider/model` in `refs` that the project may use."""
+    query = select(Provider.id, Provider.name, Provider.models).where(
+        or_(Provider.project_ids.is_(None), Provider.project_ids.contains([project_id]))
+    )
+    found = {
+        f"{name}/{model}": (provider_id, model)
+        for provider_id, name, models in await session.execute(query)
+        for model in models
+    }
+    return {ref: found[ref] for ref in refs if ref in found}
+
+
 async def targets(session: AsyncSession, route_ids: Sequence[str]) -> dict[str, list[ShownTarget]]:
     """The targets of each route, those of its rules among them."""
     own = select(
@@ -72,4 +86,24 @@ async def targets(session: AsyncSession, route_ids: Sequence[str]) -> dict[str, 
     for route_id, rule, endpoint_id, name, weight, fallback_name in await session.execute(query):
         shown = ShownTarget(rule=rule, endpoint_id=endpoint_id, endpoint=name, weight=weight, fallback=fallback_name)
         found[route_id].append(shown)
+    await _add_outside(session, found)
     return found
+
+
+async def _add_outside(session: AsyncSession, found: dict[str, list[ShownTarget]]) -> None:
+    """Providers' models: as targets, and as fallbacks of those that are shown already."""
+    query = (
+        select(RouteProvider, Provider.name)
+        .join(Provider, Provider.id == RouteProvider.provider_id)
+        .where(RouteProvider.route_id.in_(list(found)))
+    )
+    for row, provider in await session.execute(query):
+        shown, name = found[row.route_id], f"{provider}/{row.model}"
+        if not row.fallback_of:
+            shown.append(
+                ShownTarget(rule=row.rule, endpoint_id=row.provider_id, endpoint=name, weight=row.weight, fallback=None)
+            )
+            continue
+        for place, target in enumerate(shown):
+            if (target.rule, target.endpoint_id) == (row.rule, row.fallback_of):
+                shown[place] = replace(target, fallback=name)

@@ -20,14 +20,15 @@ class RouteTargetIn(Input):
     endpoint: str = Field(
         max_length=128,
         validation_alias=AliasChoices("endpoint", "model"),
-        description="Name or id of an endpoint of the project, or the model that exactly one of its endpoints serves.",
+        description="Name or id of an endpoint of the project, the model that exactly one of its endpoints serves, or the "
+        "model of a provider outside, as `provider/model`.",
         examples=["chat"],
     )
     weight: int = Field(default=1, ge=0, le=1000, description="Share of the requests, relative to the others.", examples=[1])
     fallback: str | None = Field(
         default=None,
         max_length=128,
-        description="The endpoint (named likewise) for what this one cannot answer: no connection, 5xx, nothing ready.",
+        description="The endpoint or provider's model for what this one cannot answer: no connection, 5xx, nothing ready.",
         examples=["chat-small"],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.json import Json
+from controlplane.models.provider import RouteProvider
 from controlplane.models.route import Route, RouteRuleTarget, RouteTarget
 from controlplane.resources.key.publish import publish
 from controlplane.resources.route import queries
@@ -68,7 +69,8 @@ async def remove(session: AsyncSession, route: Route) -> None:
 async def _set(session: AsyncSession, route: Route, wanted: Wanted) -> None:
     if wanted.targets is not None:
         await session.execute(delete(RouteTarget).where(RouteTarget.route_id == route.id))
-        for endpoint_id, fallback_id, weight in await _resolve(session, route, wanted.targets, "/targets"):
+        targets = await _set_outside(session, route, "", wanted.targets, "/targets")
+        for endpoint_id, fallback_id, weight in await _resolve(session, route, targets, "/targets"):
             session.add(
                 RouteTarget(route_id=route.id, endpoint_id=endpoint_id, fallback_endpoint_id=fallback_id, weight=weight)
             )
@@ -85,16 +87,47 @@ async def _set(session: AsyncSession, route: Route, wanted: Wanted) -> None:
 
 async def _set_rules(session: AsyncSession, route: Route, rules: Sequence[Rule]) -> None:
     await session.execute(delete(RouteRuleTarget).where(RouteRuleTarget.route_id == route.id))
+    await session.execute(delete(RouteProvider).where(RouteProvider.route_id == route.id, RouteProvider.rule != ""))
     names: set[str] = set()
     for index, rule in enumerate(rules):
         if rule.name in names or rule.name == "default":
             raise _invalid(f"/rules/{index}/name", f"{rule.name} is the name of another rule")
         names.add(rule.name)
-        for endpoint_id, fallback_id, weight in await _resolve(session, route, rule.targets, f"/rules/{index}/targets"):
+        targets = await _set_outside(session, route, rule.name, rule.targets, f"/rules/{index}/targets")
+        for endpoint_id, fallback_id, weight in await _resolve(session, route, targets, f"/rules/{index}/targets"):
             row = RouteRuleTarget(route_id=route.id, rule=rule.name, endpoint_id=endpoint_id, weight=weight)
             row.fallback_endpoint_id = fallback_id
             session.add(row)
     route.rules = [{"name": rule.name, "match": rule.match} for rule in rules]
+
+
+async def _set_outside(session: AsyncSession, route: Route, rule: str, targets: Sequence[Target], pointer: str) -> list[Target]:
+    """Set the targets and fallbacks that are providers' (`provider/model`); returns the endpoints, without such fallbacks."""
+    await session.execute(delete(RouteProvider).where(RouteProvider.route_id == route.id, RouteProvider.rule == rule))
+    named = [ref for target in targets for ref in (target.endpoint, target.fallback) if ref and "/" in ref]
+    offered = await queries.offered(session, route.project_id, named) if named else {}
+    inside = await queries.endpoints(session, route.project_id, named) if named else {}
+    rest: list[Target] = []
+    for index, target in enumerate(targets):
+        fallback = target.fallback
+        if target.endpoint in offered and target.endpoint not in inside:
+            if fallback is not None:
+                raise _invalid(f"{pointer}/{index}/fallback", "a provider's model has no fallback: name another target")
+            session.add(_outside(route, rule, "", (*offered[target.endpoint], target.weight)))
+            continue
+        if fallback in offered and fallback not in inside:
+            (found,) = await _resolve(session, route, [replace(target, fallback=None)], f"{pointer}/{index}")
+            session.add(_outside(route, rule, found[0], (*offered[str(fallback)], 0)))
+            fallback = None
+        rest.append(replace(target, fallback=fallback))
+    return rest
+
+
+def _outside(route: Route, rule: str, fallback_of: str, of: tuple[str, str, int]) -> RouteProvider:
+    provider_id, model, weight = of
+    return RouteProvider(
+        route_id=route.id, rule=rule, fallback_of=fallback_of, provider_id=provider_id, model=model, weight=weight
+    )
 
 
 async def _resolve(
