@@ -66,6 +66,26 @@ def upgrade() -> None:
     op.create_index(op.f("price_model_valid_from_idx"), "price", ["model", "valid_from"], unique=True)
     op.create_index(op.f("price_name_idx"), "price", ["name"], unique=True)
     op.create_table(
+        "provider",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("base_url", sa.Text(), nullable=False),
+        sa.Column("sealed_key", sa.LargeBinary(), nullable=False),
+        sa.Column("hint", sa.Text(), nullable=False),
+        sa.Column("models", postgresql.ARRAY(sa.Text()), nullable=False),
+        sa.Column("project_ids", postgresql.ARRAY(sa.Text()), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("base_url ~ '^https?://'", name=op.f("provider_base_url_is_http")),
+        sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("provider_name_is_dns_label")),
+        sa.CheckConstraint("cardinality(models) > 0", name=op.f("provider_models_not_empty")),
+        sa.PrimaryKeyConstraint("id", name=op.f("provider_pkey")),
+    )
+    op.create_index(op.f("provider_name_idx"), "provider", ["name"], unique=True)
+    op.create_table(
         "user",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -133,6 +153,20 @@ def upgrade() -> None:
         sa.UniqueConstraint("secret_sha256", name="session_secret_sha256_key"),
     )
     op.create_index(op.f("session_user_id_idx"), "session", ["user_id"], unique=False)
+    op.create_table(
+        "route_provider",
+        sa.Column("route_id", sa.Text(), nullable=False),
+        sa.Column("rule", sa.Text(), nullable=False),
+        sa.Column("fallback_of", sa.Text(), nullable=False),
+        sa.Column("provider_id", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("weight", sa.BigInteger(), server_default="1", nullable=False),
+        sa.CheckConstraint("weight BETWEEN 0 AND 1000", name=op.f("route_provider_weight_range")),
+        sa.ForeignKeyConstraint(["provider_id"], ["provider.id"], name=op.f("route_provider_provider_id_fkey")),
+        sa.ForeignKeyConstraint(["route_id"], ["route.id"], name=op.f("route_provider_route_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("route_id", "rule", "fallback_of", "provider_id", "model", name=op.f("route_provider_pkey")),
+    )
+    op.create_index(op.f("route_provider_provider_id_idx"), "route_provider", ["provider_id"], unique=False)
     op.add_column(
         "key", sa.Column("model_limits", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False)
     )
