@@ -45,7 +45,10 @@ _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Gateway]:
-    """A gateway with its keeper and lander at work; raises JournalInUse."""
+    """A gateway with its keeper and lander at work; raises JournalInUse.
+
+    Long, because what is started here ends here, in order.
+    """
     mine, url = settings.gateway, settings.database.url
     directory = settings.state_dir / "gateway" / mine.instance / "journal"
     journal = Journal(directory, is_synced=mine.journal_sync_ms > 0)
