@@ -33,7 +33,7 @@ from tests.bench.loadbalancer_edge import (
 from tests.bench.loadbalancer_memory import resident_mib
 from tests.bench.loadbalancer_probes import sustained
 from tests.bench.loadbalancer_request import request_failover
-from tests.bench.loadbalancer_stage import Stage, staged
+from tests.bench.loadbalancer_stage import Stage, row, staged
 
 MODES = ("direct", "bare", "ours", "haproxy", "nginx")
 
@@ -152,13 +152,6 @@ def stream_rows(long: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
 def time_rows(name: str, values: list[float], *, median: str = "") -> list[dict[str, Any]]:
     rows = [row(median or f"{name}_p50_ms", percentile(values, 0.5), "ms")]
     return [*rows, row(f"{name}_p95_ms", percentile(values, 0.95), "ms"), row(f"{name}_p99_ms", percentile(values, 0.99), "ms")]
-
-
-def row(metric: str, ours: float, unit: str, peer: str | None = None, peer_value: float | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"metric": metric, "ours": round(ours, 4), "unit": unit}
-    if peer is not None and peer_value:
-        found |= {"peer": peer, "peer_value": round(peer_value, 4), "ratio": round(ours / peer_value, 3)}
-    return found
 
 
 def main() -> None:

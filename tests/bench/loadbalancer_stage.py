@@ -211,6 +211,13 @@ def backend(number: int, index: int) -> str:
     return f"10.9.{number}.{index * 4 + 2}"
 
 
+def row(metric: str, ours: float, unit: str, peer: str | None = None, peer_value: float | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {"metric": metric, "ours": round(ours, 4), "unit": unit}
+    if peer is not None and peer_value:
+        found |= {"peer": peer, "peer_value": round(peer_value, 4), "ratio": round(ours / peer_value, 3)}
+    return found
+
+
 @contextlib.contextmanager
 def staged() -> Iterator[Stage]:
     """In a namespace of its own."""
