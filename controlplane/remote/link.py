@@ -29,13 +29,14 @@ from hostagent.protocol.wanted import (
     NetworkWanted,
     NicWanted,
     Observed,
+    SnapshotWanted,
     VmWanted,
     VolumeWanted,
 )
 
 Result = Running | Succeeded | Failed
 HostWanted = PolicyWanted | FirewallWanted | TunnelWanted | AddressWanted | LoadBalancerWanted | NoticesWanted
-Wanted = ImageWanted | VolumeWanted | NicWanted | NetworkWanted | VmWanted | HostWanted
+Wanted = ImageWanted | VolumeWanted | SnapshotWanted | NicWanted | NetworkWanted | VmWanted | HostWanted
 
 __all__ = [
     "AgentError",
@@ -53,6 +54,7 @@ __all__ = [
 _KINDS: dict[type, str] = {
     ImageWanted: "image",
     VolumeWanted: "volume",
+    SnapshotWanted: "snapshot",
     NicWanted: "nic",
     NetworkWanted: "network",
     VmWanted: "vm",

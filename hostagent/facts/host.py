@@ -16,8 +16,10 @@ from hostagent.facts import hardware, kvm, system
 from hostagent.facts.flows import flow_table
 from hostagent.facts.sysfs import text
 from hostagent.lib.hostconfig import HostConfig
+from hostagent.lib.keyring import KeyRing
 from hostagent.lib.paths import Paths
-from hostagent.protocol.facts import HostFacts, InterfaceFact, KvmFact, ProgramFact
+from hostagent.lib.seal import HostSealer
+from hostagent.protocol.facts import HostFacts, InterfaceFact, KvmFact, PoolFact, ProgramFact
 
 T = TypeVar("T")
 _MOST_RESERVED_BYTES = 2 << 30
@@ -32,6 +34,7 @@ class Learner:
         self._config = config
         self._drivers = drivers
         self._version = version
+        self._keyring = KeyRing(paths, HostSealer(paths.host_key))
         self._kvm: asyncio.Task[KvmFact] | None = None
         self._features: dict[str, bool] | None = None
         self.kvm_probe: kvm.Probe = partial(kvm.probe, paths.image_directory(""))
@@ -87,7 +90,14 @@ class Learner:
             at_rest="host_file",
             data_interface=self._config.data_interface,
             tunnel_driver=tunnel_driver(self._features, programs),
+            storage_public_key=await self._keyring.public_key() if self._drivers else "",
+            pools=(_primary_pool(state),),
         )
+
+
+def _primary_pool(state: os.statvfs_result) -> PoolFact:
+    total_bytes, free_bytes = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+    return PoolFact(name="primary", total_bytes=total_bytes, free_bytes=free_bytes)
 
 
 def tunnel_driver(features: dict[str, bool], programs: tuple[ProgramFact, ...]) -> str:

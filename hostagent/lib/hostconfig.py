@@ -10,6 +10,7 @@ bgp_peers = ["192.0.2.1 65001"]  # address and AS number of each router
 bgp_port = 179                 # another one where another BGP program listens
 uid_base = 2013265920          # first numeric uid of machines; 65,536 for each
 machine_drivers = ["qemu"]     # default: all that work here
+unencrypted_volumes = false    # true: volumes may be made without encryption, for benchmarks
 supervisor = "plain"           # default: systemd where PID 1 is systemd
 ```
 """
@@ -43,6 +44,7 @@ class HostConfig:
     machine_drivers: tuple[str, ...] = ()
     supervisor: str = ""
     drivers: str = ""
+    unencrypted_volumes: bool = False
     unknown: tuple[str, ...] = ()
 
 
@@ -72,6 +74,8 @@ def _from(values: dict[str, Any]) -> HostConfig:
 def _fits(name: str, value: object) -> bool:
     if name in ("cpus", "memory_bytes", "uid_base", "bgp_local_as", "bgp_port"):
         return type(value) is int and value > 0
+    if name == "unencrypted_volumes":
+        return isinstance(value, bool)
     if name == "bgp_peers":
         return isinstance(value, list) and all(isinstance(item, str) and _PEER.fullmatch(item) for item in value)
     if name == "machine_drivers":

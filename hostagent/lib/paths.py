@@ -91,6 +91,9 @@ class Paths:
     def volume_directory(self, volume_id: str) -> Path:
         return self.state / "volume" / volume_id
 
+    def snapshot_directory(self, snapshot_id: str) -> Path:
+        return self.state / "snapshot" / snapshot_id
+
     def vm_directory(self, vm_id: str) -> Path:
         return self.state / "vm" / vm_id
 

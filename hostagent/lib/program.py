@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hostagent.protocol.errors import AgentError
@@ -70,6 +70,22 @@ async def _feed(process: asyncio.subprocess.Process, pieces: Iterable[bytes]) ->
             process.stdin.write(piece)
             await process.stdin.drain()
     process.stdin.close()
+
+
+@contextlib.contextmanager
+def secret_input(content: bytes, *, uid: int = -1) -> Iterator[int]:
+    """A descriptor from which a program reads `content` (`fd:N`, `/dev/fd/N`), for what may stand in no argument,
+    environment or file. `uid` may open it by its name. At most a pipe's 64 KiB.
+    """
+    reader, writer = os.pipe()
+    try:
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(content)
+        if uid >= 0:
+            os.fchown(reader, uid, -1)
+        yield reader
+    finally:
+        os.close(reader)
 
 
 def _failure(program: str, finished: Finished) -> AgentError:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from hostagent.lib import files
-from hostagent.lib.program import run
+from hostagent.lib.program import run, secret_input
 from hostagent.protocol.errors import AgentError
 
 _VERSION = b"\x01"
@@ -74,18 +74,9 @@ class HostSealer:
 
 async def _crypt(direction: str, data: bytes, key: bytes) -> bytes:
     """`openssl enc` derives AES key and IV from a password by one PBKDF2 round; the password is already a uniform key."""
-    password = key.hex().encode() + b"\n"
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, password)
-        os.close(writer)
-        writer = -1
+    with secret_input(key.hex().encode() + b"\n") as password:
         finished = await run(
-            "openssl", "enc", direction, "-aes-256-ctr", "-pbkdf2", "-iter", "1", "-nosalt", "-pass", f"fd:{reader}",
-            stdin=data, deadline_seconds=10.0, pass_fds=(reader,),
+            "openssl", "enc", direction, "-aes-256-ctr", "-pbkdf2", "-iter", "1", "-nosalt", "-pass", f"fd:{password}",
+            stdin=data, deadline_seconds=10.0, pass_fds=(password,),
         )  # fmt: skip
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
     return finished.stdout

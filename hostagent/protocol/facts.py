@@ -72,13 +72,24 @@ class ProgramFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFact:
+    """A place for volumes. `primary` is always there; others are named in `host.toml`. `is_available`: its directory is."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    is_available: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """`schedulable_*`: what may be given to machines (the declared share, else nearly all). `conditions`: stable words,
     some with a subject after a colon (`foreign_forward_policy:ufw`, `no_swap`, `host_is_virtual_machine`,
     `several_global_ipv6_prefixes`, `not_limited:qemu:memory`, `data_interface_missing:eth1`, `config_not_understood:cpuz`,
     `unreadable:disks:…`).
     `clock_unix_ms`: the host's wall clock, for whoever compares it with his own. `at_rest`: under what secrets rest.
-    `tunnel_driver`: `kernel`, `userspace`, or empty where WireGuard cannot run.
+    `tunnel_driver`: `kernel`, `userspace`, or empty where WireGuard cannot run. `storage_public_key`: PEM of the key to which
+    volumes' keys are sealed for `volume.unlock`.
     """
 
     hostname: str
@@ -110,3 +121,5 @@ class HostFacts:
     at_rest: str = ""
     data_interface: str = ""
     tunnel_driver: str = ""
+    storage_public_key: str = ""
+    pools: tuple[PoolFact, ...] = ()

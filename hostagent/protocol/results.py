@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """`step` is the word a person may read (`upload`, `boot`); `needs` lists files the control plane must upload first."""
+    """`step` is the word a person may read (`upload`, `boot`); `needs` lists what the control plane must send first: files by
+    digest (`upload`), or keys by id for `volume.unlock` (`locked`).
+    """
 
     kind: Literal["running"] = "running"
     step: str = ""
@@ -17,6 +19,13 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Succeeded:
+    """`observed`, by kind. `volume`: `state` (`idle`, `exported`), `size_bytes`, `path`, `encrypted`, `keys` and `takes_effect`
+    (`now`, or `after_reboot`: the running machine sees the size at its next start). `snapshot`: `state` (`present`),
+    `size_bytes`, `volume_id`, `taken_unix_ms`, `consistency` (`crash`), `keys`.
+    `keys`: every key that the data needs, as `{"id", "kek_id", "wrapped"}`; `wrapped` is base64 of RSA-OAEP (SHA-256, MGF1 with
+    SHA-256, label `volume-key:<id>`) to that KEK, both empty where no KEK was named. The id is the volume's it was made for.
+    """
+
     kind: Literal["succeeded"] = "succeeded"
     observed: dict[str, Any] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@
 | `<kind>.ensure` | the wanted document of `ENSURE` | results.Outcome |
 | `<kind>.purge` | wanted.Purge | results.Outcome |
 | `<kind>.observe` | Subject | ObjectObserved: Observed or null |
+| `volume.unlock` | VolumeUnlock | Unlocked: which keys of the volume are still not there |
 | `stream.open` | StreamRequest | StreamTicket: valid once, for 60 s, as SSH command `stream <ticket>` |
 | `events.subscribe` | Cursor | Cursor; then Event frames follow on this channel |
 
@@ -23,11 +24,25 @@ from typing import Literal
 
 from hostagent.protocol import facts, network, results, wanted
 
-KIND_NAMES = ("policy", "firewall", "tunnel", "network", "image", "volume", "nic", "vm", "loadbalancer", "notices", "address")
+KIND_NAMES = (
+    "policy",
+    "firewall",
+    "tunnel",
+    "network",
+    "image",
+    "volume",
+    "snapshot",
+    "nic",
+    "vm",
+    "loadbalancer",
+    "notices",
+    "address",
+)
 
 ENSURE: dict[str, type] = {
     "image.ensure": wanted.ImageWanted,
     "volume.ensure": wanted.VolumeWanted,
+    "snapshot.ensure": wanted.SnapshotWanted,
     "nic.ensure": wanted.NicWanted,
     "network.ensure": wanted.NetworkWanted,
     "policy.ensure": network.PolicyWanted,
@@ -86,6 +101,29 @@ class Granted:
     """`stamp`: for the next grant; it says when this answer was given, by the host's clock of this boot."""
 
     stamp: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedKey:
+    """A volume's key on its way to the host: base64 of RSA-OAEP (SHA-256, MGF1 with SHA-256, label `unlock:<id>`) to the host's
+    `storage_public_key`. `id` is the key's, which is the id of the volume that it was made for.
+    """
+
+    id: str
+    sealed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeUnlock:
+    """The keys that a locked volume asked for in `needs`: its own, and of what it was cloned from."""
+
+    id: str
+    keys: tuple[SealedKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlocked:
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +196,7 @@ BODY: dict[str, type] = {
     "host.uninstall": Uninstall,
     "stream.open": StreamRequest,
     "vm.grant": Grant,
+    "volume.unlock": VolumeUnlock,
     "events.subscribe": Cursor,
     **ENSURE,
     **dict.fromkeys(PURGE, wanted.Purge),
@@ -170,6 +209,7 @@ ANSWER: dict[str, type] = {
     "host.uninstall": Nothing,
     "stream.open": StreamTicket,
     "vm.grant": Granted,
+    "volume.unlock": Unlocked,
     "events.subscribe": Cursor,
     **dict.fromkeys(ENSURE, results.Outcome),
     **dict.fromkeys(PURGE, results.Outcome),

@@ -41,17 +41,75 @@ class ImageWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KekWanted:
+    """The public half of a project's key-encryption key: RSA of 3072 bits or more, as PEM (SubjectPublicKeyInfo)."""
+
+    id: str
+    public_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncryptionWanted:
+    """How a volume rests. Its key is made on the host and never leaves it but wrapped.
+
+    `unlock: host`: the key also rests sealed under the host's own, so a reboot needs nobody. `control_plane`: it does not, and
+    after a reboot the volume is `locked` until `volume.unlock`; such a volume needs a `kek`. With a `kek` the key is wrapped to
+    it and handed out with the volume (`keys`); another one wraps it anew. `cipher: none` is for benchmarks: a host refuses it
+    unless its `host.toml` allows it. It says how data is *made*: what is there already keeps its form.
+    """
+
+    cipher: Literal["aes-xts", "none"] = "aes-xts"
+    unlock: Literal["host", "control_plane"] = "host"
+    kek: KekWanted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QosWanted:
+    """Limits of reads and writes together; 0 = none. A burst may last `burst_seconds` at the higher rate."""
+
+    iops: int = 0
+    bytes_per_second: int = 0
+    burst_iops: int = 0
+    burst_bytes_per_second: int = 0
+    burst_seconds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeWanted:
-    """A disk. `image_id` + `image_file` name the read-only base (raw or qcow2, of an ensured image), or both are empty."""
+    """A disk. `image_id` + `image_file` name the read-only base (raw or qcow2, of an ensured image), or `snapshot_id` a
+    snapshot of this host that it begins as, or all are empty. It lies in `pool` ("": the primary one) and never moves.
+
+    A machine whose document names it in `disks` gets it, running ones at once where the machine driver can. `qos` takes effect
+    at once; a larger `size_bytes` when the answer says (`takes_effect`); `num_queues` and `queue_size` (32 to 1024, a power of
+    two) at the machine's next start.
+    """
 
     id: str
     generation: Generation
     size_bytes: int
     image_id: str = ""
     image_file: str = ""
+    snapshot_id: str = ""
     backend: Literal["qsd", "spdk", "fake"] = "qsd"
+    pool: str = ""
+    encryption: EncryptionWanted = EncryptionWanted()
+    qos: QosWanted = QosWanted()
     num_queues: int = 1
     queue_size: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWanted:
+    """What a volume of this host held at one moment, kept until it is purged. It outlives the volume.
+
+    It is taken by the first ensure and never again. It rests under its volume's key; `kek`: as in EncryptionWanted.
+    """
+
+    id: str
+    generation: Generation
+    volume_id: str
+    backend: Literal["qsd", "spdk", "fake"] = "qsd"
+    kek: KekWanted | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +256,18 @@ class Observed:
 
     id: str
     kind: Literal[
-        "vm", "volume", "image", "nic", "network", "policy", "firewall", "tunnel", "address", "loadbalancer", "notices"
+        "vm",
+        "volume",
+        "snapshot",
+        "image",
+        "nic",
+        "network",
+        "policy",
+        "firewall",
+        "tunnel",
+        "address",
+        "loadbalancer",
+        "notices",
     ]
     generation: Generation | None
     state: str

@@ -13,6 +13,7 @@ from hostagent.drivers.network.firewall import Firewalls
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.registry import Drivers
 from hostagent.lib.hostconfig import HostConfig
+from hostagent.lib.keyring import KeyRing
 from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.paths import Paths
 from hostagent.lib.process import Incarnation
@@ -55,6 +56,7 @@ class Agent:
     balancers: Balancers
     balancer_counts: BalancerCounts
     notices: Notices
+    keyring: KeyRing
     version: str
     probe_kvm: Callable[[], Awaitable[KvmFact]] = _no_kvm
     learn_facts: Callable[[], Awaitable[HostFacts]] = _no_facts
@@ -62,6 +64,7 @@ class Agent:
     admission: KeyedLocks = field(default_factory=KeyedLocks)
     uploads: KeyedLocks = field(default_factory=KeyedLocks)
     disks: KeyedLocks = field(default_factory=KeyedLocks)
+    keys_of: KeyedLocks = field(default_factory=KeyedLocks)
     grants: Grants = field(default_factory=Grants)
     yielded: dict[str, Generation] = field(default_factory=dict)
     settle_seconds: float = 1.0
@@ -97,5 +100,6 @@ async def open_agent(paths: Paths, config: HostConfig, drivers: Drivers, *, vers
         balancers=balancers,
         balancer_counts=BalancerCounts(balancers),
         notices=Notices(balancers),
+        keyring=KeyRing(paths, HostSealer(paths.host_key)),
         version=version,
     )

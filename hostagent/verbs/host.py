@@ -9,7 +9,20 @@ from hostagent import version
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.verbs import HostObserved, Nothing, Reboot, Uninstall
 from hostagent.protocol.wanted import Observed
-from hostagent.verbs import address, firewall, image, lifecycle, loadbalancer, network, nic, notices, tunnel, vm, volume
+from hostagent.verbs import (
+    address,
+    firewall,
+    image,
+    lifecycle,
+    loadbalancer,
+    network,
+    nic,
+    notices,
+    snapshot,
+    tunnel,
+    vm,
+    volume,
+)
 from hostagent.verbs.context import Agent
 
 KINDS: dict[str, lifecycle.Kind] = {
@@ -21,6 +34,7 @@ KINDS: dict[str, lifecycle.Kind] = {
         network.KIND,
         image.KIND,
         volume.KIND,
+        snapshot.KIND,
         nic.KIND,
         vm.KIND,
         loadbalancer.KIND,
@@ -62,7 +76,7 @@ async def uninstall(agent: Agent, body: Uninstall) -> Nothing:
     """
     if body.machine_id != agent.paths.machine_id.read_text(encoding="ascii").strip():
         raise AgentError("host.other_machine", "this is another host than the one meant", retryable=False)
-    kept = [object_id for kind, object_id in agent.documents.ordered() if kind in ("vm", "volume")]
+    kept = [object_id for kind, object_id in agent.documents.ordered() if kind in ("vm", "volume", "snapshot")]
     if kept:
         raise AgentError("host.has_objects", f"{kept[0]} and {len(kept) - 1} more are still wanted here", retryable=False)
     archive = version.archive()

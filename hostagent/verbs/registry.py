@@ -28,6 +28,7 @@ def verbs() -> dict[str, Verb]:
         network,
         nic,
         notices,
+        snapshot,
         stream,
         tunnel,
         vm,
@@ -41,8 +42,9 @@ def verbs() -> dict[str, Verb]:
         "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
         "vm.grant": grants.grant,
+        "volume.unlock": volume.unlock,
     }
-    for module in (image, volume, nic, network, vm, firewall, tunnel, address, loadbalancer, notices):
+    for module in (image, volume, snapshot, nic, network, vm, firewall, tunnel, address, loadbalancer, notices):
         name = module.__name__.rpartition(".")[2]
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
     table |= {

@@ -6,12 +6,13 @@ a daemon's death loses no data, and only `remove` deletes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from hostagent.drivers.machine.protocol import DiskTransport
 from hostagent.drivers.supervisor.protocol import UnitWanted
+from hostagent.lib.process import Incarnation
 from hostagent.protocol.wanted import VolumeWanted
 
 
@@ -30,7 +31,9 @@ class StorageTraits:
 class VolumePlan:
     """`base` is the read-only image file below it (None: empty disk); `uid`/`gid` may connect to the export.
 
-    `directory` survives reboots; `run_directory` (sockets) does not.
+    `directory` survives reboots; `run_directory` (sockets) does not. `source`: the directory of the snapshot that new data
+    begins as. `keys`: of all that the data is made of, by id, its own under the volume's id; without that new data is not
+    encrypted. `missing_keys`: without them it cannot be opened. `is_exported`: whether anybody wants to use it.
     """
 
     volume: VolumeWanted
@@ -42,6 +45,10 @@ class VolumePlan:
     base_format: Literal["raw", "qcow2"] = "raw"
     uid: int = 0
     gid: int = 0
+    source: Path | None = None
+    keys: dict[str, bytes] = field(default_factory=dict, repr=False)
+    missing_keys: tuple[str, ...] = ()
+    is_exported: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +61,19 @@ class VolumeRendered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeObserved:
-    """`exported`: data there and served at `path`; `idle`: data there, not served."""
+    """`exported`: data there and served at `path`; `idle`: data there, not served. `is_growth_pending`: the connected machine
+    sees the size only at its next start. `is_encrypted`: all of it but a base image.
+    """
 
     volume_id: str
     state: Literal["exported", "idle"]
     size_bytes: int
     transport: DiskTransport
     path: Path
+    is_encrypted: bool = False
+    is_growth_pending: bool = False
+    layers: int = 1
+    incarnation: Incarnation | None = None
 
 
 class StorageDriver(Protocol):
@@ -74,7 +87,8 @@ class StorageDriver(Protocol):
 
     async def apply(self, plan: VolumePlan) -> VolumeObserved:
         """Data created if absent (never overwritten), grown if larger is wanted, export up. Raises AgentError `disk.full`
-        (retryable), `volume.base_missing`, `volume.shrink_refused` (not retryable).
+        (retryable), `volume.locked` (retryable; context `needs`: keys), `volume.base_missing`, `volume.source_missing`,
+        `volume.shrink_refused` (not retryable).
         """
         ...
 
@@ -87,8 +101,8 @@ class StorageDriver(Protocol):
 
 @runtime_checkable
 class VolumeSnapshots(Protocol):
-    """Point-in-time copies (traits.can_snapshot)."""
+    """Point-in-time copies (traits.can_snapshot). They are files: removing the directory removes one."""
 
-    async def snapshot(self, volume_id: str, snapshot_id: str) -> None: ...
-
-    async def remove_snapshot(self, volume_id: str, snapshot_id: str) -> None: ...
+    async def snapshot(self, plan: VolumePlan, snapshot_id: str, directory: Path) -> None:
+        """What the volume holds now, in `directory` (its `layers.json` written last). Doing it again is doing it once."""
+        ...

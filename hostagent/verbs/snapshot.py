@@ -1,0 +1,102 @@
+"""Snapshots: what a volume held at one moment. The one rule: taken once, then it stands on its own, also without its volume."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hostagent.drivers.storage import layers
+from hostagent.drivers.storage.protocol import VolumeSnapshots
+from hostagent.lib import keyring
+from hostagent.protocol.errors import AgentError
+from hostagent.protocol.results import Outcome, Succeeded
+from hostagent.protocol.verbs import ObjectObserved, Subject
+from hostagent.protocol.wanted import Observed, Purge, SnapshotWanted, VolumeWanted
+from hostagent.verbs import lifecycle, volume
+from hostagent.verbs.context import Agent
+from hostagent.verbs.jobs import Job, Result
+
+
+class SnapshotKind:
+    name = "snapshot"
+
+    def check(self, agent: Agent, document: SnapshotWanted) -> None:
+        driver = agent.drivers.storages.get(document.backend)
+        if not isinstance(driver, VolumeSnapshots):
+            raise AgentError("volume.unsupported", f"{document.backend} has no snapshots on this host", retryable=False)
+
+    async def apply(self, agent: Agent, document: SnapshotWanted, job: Job) -> Result:
+        directory = agent.paths.snapshot_directory(document.id)
+        if layers.read(directory) is None:
+            job.step = "snapshot"
+            await _take(agent, document, directory)
+        await agent.keyring.settle(directory, unlock=None, kek=document.kek)
+        taken = layers.read(directory)
+        assert taken is not None
+        return Succeeded(
+            observed={
+                "state": "present",
+                "size_bytes": taken.size_bytes,
+                "volume_id": taken.volume_id,
+                "taken_unix_ms": taken.taken_unix_ms,
+                "consistency": "crash",
+                "encrypted": taken.is_encrypted,
+                "keys": keyring.handed_out(directory),
+            }
+        )
+
+    async def remove(self, agent: Agent, object_id: str, document: SnapshotWanted | None) -> None:
+        del document
+        directory = agent.paths.snapshot_directory(object_id)
+        agent.keyring.erase(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    async def observe(self, agent: Agent, object_id: str, document: SnapshotWanted | None) -> Observed | None:
+        taken = layers.read(agent.paths.snapshot_directory(object_id))
+        if taken is None:
+            return None
+        detail: dict[str, str | int | float | bool | None] = {
+            "size_bytes": taken.size_bytes,
+            "volume_id": taken.volume_id,
+            "taken_unix_ms": taken.taken_unix_ms,
+            "encrypted": taken.is_encrypted,
+        }
+        generation = document.generation if document else None
+        state = "present" if document else "unknown"
+        return Observed(id=object_id, kind="snapshot", generation=generation, state=state, detail=detail)
+
+    def is_settled(self, document: SnapshotWanted, observed: Observed | None) -> bool:
+        del document
+        return observed is not None and observed.state == "present"
+
+    async def found(self, agent: Agent) -> tuple[str, ...]:
+        return tuple(sorted(path.parent.name for path in (agent.paths.state / "snapshot").glob(f"*/{layers.FILE}")))
+
+
+KIND = SnapshotKind()
+
+
+async def ensure(agent: Agent, body: SnapshotWanted) -> Outcome:
+    return await lifecycle.ensure(agent, KIND, body)
+
+
+async def purge(agent: Agent, body: Purge) -> Outcome:
+    return await lifecycle.purge(agent, KIND, body)
+
+
+async def observe(agent: Agent, body: Subject) -> ObjectObserved:
+    return await lifecycle.observe(agent, KIND, body)
+
+
+async def _take(agent: Agent, document: SnapshotWanted, directory: Path) -> None:
+    """The keys first: what cannot be opened is no copy."""
+    origin: VolumeWanted | None = agent.documents.get("volume", document.volume_id)
+    if origin is None or agent.documents.is_purged("volume", document.volume_id):
+        raise AgentError("volume.missing", f"volume {document.volume_id} is not on this host", volume=document.volume_id)
+    driver = volume.driver_of(agent, origin)
+    if not isinstance(driver, VolumeSnapshots):
+        raise AgentError("volume.unsupported", f"{origin.backend} has no snapshots", retryable=False)
+    if await driver.observe(origin.id) is None:
+        raise AgentError("volume.missing", f"volume {origin.id} has no data yet", volume=origin.id)
+    agent.keyring.inherit(agent.paths.volume_directory(origin.id), directory)
+    await driver.snapshot(await volume.plan_of(agent, origin), document.id, directory)
