@@ -119,6 +119,11 @@ class ApiSettings(Section):
 class GatewaySettings(Section):
     listen: str = Field(default="127.0.0.1:8800", description="Address and port of the OpenAI-compatible gateway.")
     max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Largest request body.")
+    max_upload_bytes: int = Field(
+        default=256 << 20,
+        ge=1024,
+        description="Largest form with audio or images; kept in a file under `state_dir`.",
+    )
     instance: str = Field(
         default="gw0",
         pattern="^[a-z0-9][a-z0-9-]{0,62}$",

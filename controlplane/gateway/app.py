@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from controlplane.core import json
 from controlplane.gateway import problem
@@ -21,13 +23,15 @@ from controlplane.gateway.exchange import Exchange, Means
 from controlplane.gateway.family import FAMILIES
 from controlplane.gateway.keeper import Keeper
 from controlplane.gateway.problem import Problem
-from controlplane.gateway.search import estimate_prompt
+from controlplane.gateway.question import Question
+from controlplane.gateway.upload import Upload
 
 log = logging.getLogger(__name__)
 
 KEY_PREFIX = b"bpk_"
 _MODELS = "/v1/models"
 _BODY_SECONDS = 60.0
+_SLOW_BYTES = 1 << 20
 _DEFAULT_MAX_TOKENS = 1024
 _JSON = (b"content-type", b"application/json")
 
@@ -41,6 +45,8 @@ class Gateway:
     keeper: Keeper
     means: Means
     max_body_bytes: int
+    max_upload_bytes: int
+    spool: Path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -143,11 +149,26 @@ class Gateway:
 
     async def _proxy(self, call: Call, receive: Receive) -> None:
         key = await self._authenticate(call)
+        if call.family.is_form and (call.header(b"content-type") or b"").lower().startswith(b"multipart/form-data"):
+            return await self._proxy_form(key, call, receive)
         body = await self._read(call, receive)
-        asked = understand(body)
+        return await self._exchange(key, call, receive, Question(asked=understand(body), body=body))
+
+    async def _proxy_form(self, key: KeyEntry, call: Call, receive: Receive) -> None:
+        upload = Upload(self.spool, call.header(b"content-type") or b"")
+        try:
+            await self._take(call, receive, upload.write, self.max_upload_bytes)
+            await self._exchange(key, call, receive, Question(asked=upload.understand(), upload=upload))
+        except OSError as error:
+            raise problem.cannot_account(repr(error)) from error
+        finally:
+            upload.close()
+
+    async def _exchange(self, key: KeyEntry, call: Call, receive: Receive, question: Question) -> None:
+        asked = question.asked
         route = await self._route(key, asked.model)
         call.model = route.name
-        reserved = estimate_prompt(body) + _completion_limit(call, asked)
+        reserved = question.prompt_estimate + _completion_limit(call, asked)
         limiter = self.means.limiter
         if route.name in key.model_limits:
             call.buckets = limiter.buckets(key, time.monotonic(), route.name)
@@ -164,31 +185,37 @@ class Gateway:
                 call.held.settle(None, None)
             raise
         try:
-            exchange = Exchange(self.means, call, route, asked, body, reserved_tokens=reserved)
+            exchange = Exchange(self.means, call, route, question, reserved_tokens=reserved)
             await _unless_client_leaves(call, receive, exchange)
         finally:
             limiter.release(buckets)
 
     async def _read(self, call: Call, receive: Receive) -> bytes:
         """The whole body; raises Problem 413 or 408, or ClientGone."""
-        declared = call.header(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > self.max_body_bytes:
-            raise problem.too_large(self.max_body_bytes)
         parts: list[bytes] = []
+        await self._take(call, receive, parts.append, self.max_body_bytes)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _take(self, call: Call, receive: Receive, write: Callable[[bytes], object], most_bytes: int) -> None:
+        declared = call.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > most_bytes:
+            raise problem.too_large(most_bytes)
         size = 0
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
+            async with asyncio.timeout(_BODY_SECONDS) as limit:
                 while True:
                     message = await receive()
+                    if size > _SLOW_BYTES:  # a long upload may take long while it moves
+                        limit.reschedule(asyncio.get_running_loop().time() + _BODY_SECONDS)
                     if message["type"] == "http.disconnect":
                         raise ClientGone
                     part = message.get("body", b"")
                     size += len(part)
-                    if size > self.max_body_bytes:
-                        raise problem.too_large(self.max_body_bytes)
-                    parts.append(part)
+                    if size > most_bytes:
+                        raise problem.too_large(most_bytes)
+                    write(part)
                     if not message.get("more_body", False):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
+                        return
         except TimeoutError as error:
             raise problem.body_timeout() from error
 

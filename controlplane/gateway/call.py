@@ -26,7 +26,9 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """`model` is the public name once it is known to exist; until then metrics say `unknown`."""
+    """`model` is the public name once it is known to exist; until then metrics say `unknown`. `is_whole`: the answer that has
+    begun is no stream of events.
+    """
 
     path: str
     request_headers: list[Header]
@@ -45,6 +47,7 @@ class Call:
     chosen_at: float | None = None
     status: int = 0
     is_started: bool = False
+    is_whole: bool = False
     is_client_gone: bool = False
 
     @property
@@ -95,6 +98,8 @@ class Call:
         """Answer with an error; in a stream that has begun, an error event without `[DONE]`."""
         if self.is_started:
             self.status = failure.status
+            if self.is_whole:  # no place for words: it ends too early, and the connection with it
+                return
             await self.body(self.family.error_event(failure), more=False)
         else:
             headers = [(b"content-type", b"application/json"), *failure.headers]

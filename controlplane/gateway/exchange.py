@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 
@@ -25,9 +26,10 @@ from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.outside import outside
 from controlplane.gateway.problem import Problem
 from controlplane.gateway.providers import Answer, Events
+from controlplane.gateway.question import Question
 from controlplane.gateway.retry import Fault, FaultKind
 from controlplane.gateway.routing import Router
-from controlplane.gateway.search import Search, estimate_prompt
+from controlplane.gateway.search import Search
 from controlplane.gateway.stream import EventStream, UsageForm
 from controlplane.gateway.upstream import Letter, NotConnected, headers_for, send
 from controlplane.metering.journal import Journal
@@ -58,12 +60,13 @@ class Means:
 
 
 class Exchange:
-    def __init__(self, means: Means, call: Call, route: RouteEntry, asked: Asked, body: bytes, *, reserved_tokens: int) -> None:
+    def __init__(self, means: Means, call: Call, route: RouteEntry, question: Question, *, reserved_tokens: int) -> None:
         self._means = means
         self._call = call
         self._route = route
-        self._asked = asked
-        self._body = body
+        self._question = question
+        self._asked = question.asked
+        self._body = question.body
         self._reserved = reserved_tokens
         self._meter: Meter | None = None
         self._price: Price | None = None
@@ -129,6 +132,8 @@ class Exchange:
         family = self._call.family
         is_metered_stream = self._asked.is_stream and family.is_streamed
         answer: Answer | None = None
+        if target.provider is not None and self._question.upload is not None:
+            raise problem.not_supported(self._route.name, "forms do not go to providers outside")
         if target.provider is not None:
             letter, answer = outside(target.provider, target.served_model_id, self._call, self._body)
         else:
@@ -153,6 +158,11 @@ class Exchange:
             response.close() if not response.content.is_eof() else response.release()
 
     def _letter(self, target: Target, replica: ReplicaEntry, *, is_metered: bool) -> Letter:
+        url, headers, upload = replica.base_url + self._call.path, headers_for(self._call), self._question.upload
+        if upload is not None:
+            model = target.served_model_id
+            headers.append(("content-length", str(upload.length(model))))
+            return Letter(url=url, headers=headers, pieces=partial(upload.pieces, model))
         body = prepare(
             self._body,
             self._asked,
@@ -160,7 +170,7 @@ class Exchange:
             has_continuous_usage=target.has_continuous_usage,
             asks_for_usage=is_metered and self._call.family.has_stream_options,
         )
-        return Letter(url=replica.base_url + self._call.path, headers=headers_for(self._call), body=body)
+        return Letter(url=url, headers=headers, body=body)
 
     def _events(self, target: Target, answer: Answer | None) -> Events:
         events = answer.events() if answer is not None else None
@@ -218,19 +228,22 @@ class Exchange:
         parts: list[bytes] = []
         size = 0
         last = b""
+        flows = call.family.is_media and not kind.startswith(b"application/json")
         meter.has_prefill = True
         try:
             while data := await response.content.readany():
                 size += len(data)
                 if size <= _PARSE_BYTES:
                     parts.append(data)
-                if size > _SEND_AT_ONCE_BYTES and not call.is_started and answer is None:
+                if not call.is_started and answer is None and (size > _SEND_AT_ONCE_BYTES or flows):
+                    call.is_whole = True
                     length = [(b"content-length", str(response.content_length).encode())] if response.content_length else []
                     await call.start(200, [(b"content-type", kind), *length])
-                    last = b"".join(parts)
-                elif call.is_started:
-                    await call.body(last, more=True)
-                    last = data
+                    last, data = b"".join(parts[:-1]), parts[-1] if parts else data
+                if call.is_started:
+                    kept = 1 if flows else len(data)  # something is held back until the account is closed
+                    await call.body(last + data[:-kept], more=True)
+                    last = data[-kept:]
         except (aiohttp.ClientError, OSError) as error:
             raise self._cut(replica, error) from error
         whole = b"".join(parts)
@@ -304,12 +317,12 @@ class Exchange:
                     request_id=call.request_id.decode(),
                     path=call.path,
                     is_stream=self._asked.is_stream,
-                    prompt_estimate=estimate_prompt(self._body),
+                    prompt_estimate=self._question.prompt_estimate,
                     served_model=target.model,
                 )
             except OSError as error:
                 raise problem.cannot_account(repr(error)) from error
-            self._meter = Meter(self._means.journal, opening, call.arrived)
+            self._meter = Meter(self._means.journal, opening, call.arrived, bills_parts=not call.family.is_media)
         self._meter.endpoint_id, self._meter.replica_id = target.endpoint_id, replica.id
         self._meter.served_model, self._price = target.model, target.price
         self._meter.begin(call.attempts)

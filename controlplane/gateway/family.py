@@ -7,7 +7,7 @@ have to be asked for and taken out again (`stream`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controlplane.core import json
 from controlplane.core.json import JsonObject
@@ -54,13 +54,18 @@ Reader = Callable[[JsonObject, Tokens], Heard]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`has_stream_options`: usage is asked for by the request. `reader` None: events are OpenAI's chunks, ended by `[DONE]`."""
+    """`has_stream_options`: usage is asked for by the request. `reader` None: events are OpenAI's chunks, ended by `[DONE]`.
+
+    `is_form`: multipart bodies are taken. `is_media`: answers flow on as they come, and one that was cut is not billed.
+    """
 
     modality: str
     has_completion: bool = True
     is_streamed: bool = True
     has_stream_options: bool = False
     reader: Reader | None = None
+    is_form: bool = False
+    is_media: bool = False
     shape: str = "openai"
 
     def error_body(self, failure: Problem) -> bytes:
@@ -108,6 +113,18 @@ def read_response(event: JsonObject, tokens: Tokens) -> Heard:
     return Heard(is_done=is_done)
 
 
+def read_media(event: JsonObject, tokens: Tokens) -> Heard:
+    """Events of transcriptions, speech and images: deltas, then one that is `.done` or `.completed`, perhaps with usage."""
+    kind = str(event.get("type", ""))
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        tokens.read(usage)
+    return Heard(is_token=kind.endswith(".delta"), is_done=kind.endswith((".done", ".completed")))
+
+
+_AUDIO = Family(modality="audio", has_completion=False, reader=read_media, is_media=True, shape="media")
+_IMAGE = replace(_AUDIO, modality="image")
+
 FAMILIES: dict[str, Family] = {
     "/v1/chat/completions": Family(modality="chat", has_stream_options=True),
     "/v1/completions": Family(modality="completion", has_stream_options=True),
@@ -115,5 +132,11 @@ FAMILIES: dict[str, Family] = {
     "/v1/rerank": Family(modality="rerank", has_completion=False, is_streamed=False),
     "/v1/messages": Family(modality="chat", reader=read_messages, shape="messages"),
     "/v1/responses": Family(modality="chat", reader=read_response, shape="responses"),
+    "/v1/audio/speech": _AUDIO,
+    "/v1/audio/transcriptions": replace(_AUDIO, is_form=True),
+    "/v1/audio/translations": replace(_AUDIO, is_form=True),
+    "/v1/images/generations": _IMAGE,
+    "/v1/images/edits": replace(_IMAGE, is_form=True),
+    "/v1/images/variations": replace(_IMAGE, is_form=True),
 }
 OTHER = Family(modality="")

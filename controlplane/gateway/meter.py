@@ -15,15 +15,17 @@ from controlplane.metering.record import Closing, Opening, Outcome
 log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 1.0
+_BILLED = (Outcome.COMPLETED, Outcome.CLIENT_CLOSED, Outcome.TIMED_OUT)
 
 
 class Meter:
     """`tokens` is the live count; `has_prefill` is set when the replica began to answer."""
 
-    def __init__(self, journal: Journal, opening: Opening, started: float) -> None:
+    def __init__(self, journal: Journal, opening: Opening, started: float, *, bills_parts: bool = True) -> None:
         self._journal = journal
         self._opening = opening
         self._started = started
+        self._bills_parts = bills_parts
         self._progress_at = started
         self._reported = 0
         self.tokens = Tokens()
@@ -70,7 +72,7 @@ class Meter:
             completion_tokens=tokens.completion,
             cached_tokens=tokens.cached,
             is_estimated=has_used and not tokens.is_exact,
-            is_billable=has_used and outcome in (Outcome.COMPLETED, Outcome.CLIENT_CLOSED, Outcome.TIMED_OUT),
+            is_billable=has_used and outcome in (_BILLED if self._bills_parts else (Outcome.COMPLETED,)),
             attempts=self.attempts,
             served_model=self.served_model,
             first_token_ms=None if self.first_token_at is None else round(1000 * (self.first_token_at - self._started)),

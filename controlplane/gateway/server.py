@@ -78,7 +78,13 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     )
     try:
         await keeper.tried()
-        yield Gateway(keeper=keeper, means=means, max_body_bytes=mine.max_body_bytes)
+        yield Gateway(
+            keeper=keeper,
+            means=means,
+            max_body_bytes=mine.max_body_bytes,
+            max_upload_bytes=mine.max_upload_bytes,
+            spool=directory.parent / "spool",
+        )
     finally:
         for task in tasks:
             task.cancel()

@@ -7,6 +7,7 @@ connection turned out to be dead (its other end went away without a word, as con
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +56,12 @@ def open_session() -> aiohttp.ClientSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """What is sent, and where."""
+    """What is sent, and where; `pieces`: begins the body anew for each try."""
 
     url: str
     headers: list[tuple[str, str]]
-    body: bytes
+    body: bytes = b""
+    pieces: Callable[[], AsyncIterator[bytes]] | None = None
 
 
 async def send(session: aiohttp.ClientSession, letter: Letter, *, connect_seconds: float) -> aiohttp.ClientResponse:
@@ -70,7 +72,7 @@ async def send(session: aiohttp.ClientSession, letter: Letter, *, connect_second
         try:
             return await session.post(
                 letter.url,
-                data=body if len(body) < _SEND_AT_ONCE_BYTES else io.BytesIO(body),
+                data=letter.pieces() if letter.pieces else body if len(body) < _SEND_AT_ONCE_BYTES else io.BytesIO(body),
                 headers=letter.headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
                 allow_redirects=False,

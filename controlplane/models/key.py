@@ -52,7 +52,8 @@ class Key(Versioned, Base):
         ),
         CheckConstraint("max_concurrent > 0", name="max_concurrent_positive"),
         CheckConstraint(
-            "scopes <@ ARRAY['chat', 'completion', 'embedding', 'rerank'] AND cardinality(scopes) > 0", name="scopes_known"
+            "scopes <@ ARRAY['chat', 'completion', 'embedding', 'rerank', 'audio', 'image'] AND cardinality(scopes) > 0",
+            name="scopes_known",
         ),
         CheckConstraint("cardinality(allowed_cidrs) > 0", name="allowed_cidrs_not_empty"),
         Index(None, "project_id", "name", unique=True),

@@ -36,7 +36,7 @@ def create(
     expires: Annotated[str | None, typer.Option(help="Refused after this time, like 12h or 90m.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
     allow_from: Annotated[list[str] | None, typer.Option(help="A prefix it may be used from; may be repeated.")] = None,
-    scope: Annotated[list[str] | None, typer.Option(help="chat, completion, embedding, rerank; may be repeated.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="A kind of call, like chat or audio; may be repeated.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, which rules of routes can ask for.")] = None,
     file: File = None,
     project: InProject = None,

@@ -34,7 +34,7 @@ Concurrency = Annotated[int | None, Field(ge=1, le=1_000_000)]
 Cidrs = Annotated[
     list[Annotated[str, StringConstraints(max_length=64), AfterValidator(prefix)]] | None, Field(min_length=1, max_length=64)
 ]
-Scopes = Annotated[list[Literal["chat", "completion", "embedding", "rerank"]] | None, Field(min_length=1)]
+Scopes = Annotated[list[Literal["chat", "completion", "embedding", "rerank", "audio", "image"]] | None, Field(min_length=1)]
 Limit = Annotated[int | None, Field(ge=1, le=10**12)]
 _REQUESTS = "Requests a minute; null: the deployment's limit."
 _TOKENS = "Tokens a minute, prompt and answer together; null: the deployment's limit."

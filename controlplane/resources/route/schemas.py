@@ -72,7 +72,7 @@ class Match(Input):
     headers: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="Headers with exactly these values.", examples=[{"x-tier": "gold"}]
     )
-    modalities: list[Literal["chat", "completion", "embedding"]] = Field(
+    modalities: list[Literal["chat", "completion", "embedding", "rerank", "audio", "image"]] = Field(
         default_factory=list, description="Kinds of call.", examples=[["chat"]]
     )
     stream: bool | None = Field(default=None, description="Whether a stream is asked for.", examples=[True])
