@@ -183,6 +183,7 @@ def upgrade() -> None:
     op.add_column("usage_record", sa.Column("served_model", sa.Text(), server_default="", nullable=False))
     op.add_column("usage_record", sa.Column("cost_micros", sa.BigInteger(), server_default="0", nullable=False))
     # ### end Alembic commands ###
+    op.execute("ALTER TABLE key DROP CONSTRAINT key_scopes_known")
     op.execute("ALTER TABLE token DROP CONSTRAINT token_member_has_project")
     op.execute("ALTER TABLE token DROP CONSTRAINT token_role_is_known")
     op.execute(
@@ -190,6 +191,9 @@ def upgrade() -> None:
     )
     op.execute(
         "ALTER TABLE key ADD CONSTRAINT key_budgets_positive CHECK (((token_budget > 0) AND (token_budget_soft > 0) AND (money_budget_micros > 0) AND (money_budget_soft_micros > 0)))"
+    )
+    op.execute(
+        "ALTER TABLE key ADD CONSTRAINT key_scopes_known CHECK (((scopes <@ ARRAY['chat'::text, 'completion'::text, 'embedding'::text, 'rerank'::text, 'audio'::text, 'image'::text]) AND (cardinality(scopes) > 0)))"
     )
     op.execute(
         "ALTER TABLE token ADD CONSTRAINT token_personal_has_user CHECK (((role = 'user'::text) = (user_id IS NOT NULL)))"
