@@ -27,7 +27,15 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 OTHER_VARIABLES = frozenset(  # of the start script, of this file, of the command line's client
-    {"BEDPLATE_CACHE", "BEDPLATE_CONFIG", "BEDPLATE_CONTEXT", "BEDPLATE_PYTHON", "BEDPLATE_TOKEN", "BEDPLATE_URL"}
+    {
+        "BEDPLATE_CACHE",
+        "BEDPLATE_CLOUD_HYPERVISOR",
+        "BEDPLATE_CONFIG",
+        "BEDPLATE_CONTEXT",
+        "BEDPLATE_PYTHON",
+        "BEDPLATE_TOKEN",
+        "BEDPLATE_URL",
+    }
 )
 
 

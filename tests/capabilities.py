@@ -48,6 +48,9 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "sshd": lambda: shutil.which("sshd", path="/usr/sbin:/usr/bin") is not None,
     "nft": lambda: os.access("/usr/sbin/nft", os.X_OK) and Path("/usr/lib/python3/dist-packages/nftables").is_dir(),
     "qemu": lambda: shutil.which("qemu-system-x86_64") is not None,
+    "cloud_hypervisor": lambda: (
+        os.access(os.environ.get("BEDPLATE_CLOUD_HYPERVISOR", ""), os.X_OK) and os.access("/dev/kvm", os.R_OK | os.W_OK)
+    ),
     "qsd": lambda: shutil.which("qemu-storage-daemon") is not None,
     "runc": lambda: shutil.which("runc", path="/usr/sbin:/usr/bin") is not None,
     "model": lambda: any(shutil.which(name) for name in ("pip3", "pip", "uv")),

@@ -126,7 +126,7 @@ def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
     from hostagent.drivers.machine import qemu_command
     from hostagent.drivers.supervisor.cgroup import writable_hierarchies
 
-    machines: list[MachineDriver] = []
+    machines: list[MachineDriver] = [_cloud_hypervisor(paths, below)]
     if os.access(qemu_command.PROGRAM, os.X_OK):
         from hostagent.drivers.machine.kvm import device_groups, tsc_khz
         from hostagent.drivers.machine.qemu import QemuMachine
@@ -139,11 +139,21 @@ def _machines(paths: Paths, below: SupervisorDriver) -> list[MachineDriver]:
     return machines
 
 
+def _cloud_hypervisor(paths: Paths, below: SupervisorDriver) -> MachineDriver:
+    """Always there: its program may come later, and until then it says what is missing."""
+    from hostagent.drivers.machine.cloud_hypervisor import CloudHypervisorMachine
+    from hostagent.drivers.machine.cloud_hypervisor_program import Program, has_landlock
+    from hostagent.drivers.machine.kvm import device_groups
+
+    return CloudHypervisorMachine(below, paths, Program(paths=paths), has_landlock=has_landlock(), kvm_groups=device_groups)
+
+
 def _unlimited(machines: dict[str, MachineDriver], below: SupervisorDriver) -> tuple[str, ...]:
     """A VM is limited by its unit, a container by runc."""
     from hostagent.drivers.supervisor.cgroup import writable_hierarchies
 
     wanted = {
+        "cloud_hypervisor": {"cpu", "memory"} - below.traits.limits,
         "qemu": {"cpu", "memory"} - below.traits.limits,
         "container": {"cpu", "memory", "pids"} - set(writable_hierarchies()),
     }

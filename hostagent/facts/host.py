@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from hostagent.drivers.machine.protocol import Installable
 from hostagent.drivers.registry import Drivers
 from hostagent.facts import hardware, kvm, system
 from hostagent.facts.flows import flow_table
@@ -59,7 +60,10 @@ class Learner:
         cpus = _read(hardware.cpus, (), conditions)
         is_vm = _read(system.is_virtual_machine, False, conditions)
         conditions += _conditions(self._config, memory, interfaces, is_vm=is_vm)
-        conditions += [f"not_limited:{what}" for what in (self._drivers.unlimited if self._drivers else ())]
+        lacking = await _lacking(self._drivers)
+        conditions += [reason for name, reason in lacking.items() if reason != "vmm_missing"]
+        unlimited = self._drivers.unlimited if self._drivers else ()
+        conditions += [f"not_limited:{what}" for what in unlimited if what.partition(":")[0] not in lacking]
         return HostFacts(
             hostname=platform.node(),
             architecture=platform.machine(),
@@ -76,7 +80,7 @@ class Learner:
             state_free_bytes=state.f_bavail * state.f_frsize,
             state_total_bytes=state.f_blocks * state.f_frsize,
             kvm=kvm_fact,
-            machine_drivers=_machine_drivers(self._drivers, kvm_fact),
+            machine_drivers=_machine_drivers(self._drivers, kvm_fact, lacking),
             storage_drivers=tuple(sorted(self._drivers.storages)) if self._drivers else (),
             cpus=cpus,
             numa_nodes=_read(hardware.numa_nodes, (), conditions),
@@ -117,10 +121,21 @@ def schedulable_memory(config: HostConfig, total_bytes: int) -> int:
     return total_bytes - min(total_bytes // 10, _MOST_RESERVED_BYTES)
 
 
-def _machine_drivers(drivers: Drivers | None, kvm_fact: KvmFact) -> tuple[str, ...]:
+async def _lacking(drivers: Drivers | None) -> dict[str, str]:
+    """Drivers whose program is not there or not fit, with the reason."""
+    found = {
+        name: await driver.missing()
+        for name, driver in (drivers.machines.items() if drivers else ())
+        if isinstance(driver, Installable)
+    }
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def _machine_drivers(drivers: Drivers | None, kvm_fact: KvmFact, lacking: dict[str, str]) -> tuple[str, ...]:
     if drivers is None:
         return ()
-    return tuple(sorted(name for name, driver in drivers.machines.items() if kvm_fact.usable or not driver.traits.needs_kvm))
+    usable = (name for name, driver in drivers.machines.items() if kvm_fact.usable or not driver.traits.needs_kvm)
+    return tuple(sorted(name for name in usable if name not in lacking))
 
 
 def _conditions(config: HostConfig, memory: dict[str, int], interfaces: tuple[InterfaceFact, ...], *, is_vm: bool) -> list[str]:

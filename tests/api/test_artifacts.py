@@ -195,6 +195,14 @@ def test_qemu_never_stands_in_for_a_missing_cloud_hypervisor_unasked():
     assert "kvm_unusable" in {condition["reason"] for condition in emulated.conditions}
 
 
+@pytest.mark.parametrize(("told", "reason"), [("vmm_too_old:51.1", "vmm_too_old"), ("vmm_broken", "vmm_broken")])
+def test_a_cloud_hypervisor_that_may_not_be_used_is_told_apart(told: str, reason: str):
+    host = learned(replace(FACTS, conditions=(told,)))
+    assert reason in {condition["reason"] for condition in host.conditions}
+    assert not {"vmm_missing", told} & {condition["reason"] for condition in host.conditions if condition["reason"] != reason}
+    assert host.machine_drivers == ["container"]
+
+
 async def test_each_newer_file_is_a_newer_generation(database: Database):
     """Also two within one second: a host would refuse another file of the generation that it has."""
     artifact = next(item for item in load() if item.name == NAME and item.architecture == "x86_64")

@@ -11,14 +11,18 @@ import os
 import shutil
 import signal
 import struct
+import sys
 import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hostagent.drivers.machine import kvm
+from hostagent.drivers.machine.cloud_hypervisor import CloudHypervisorMachine
+from hostagent.drivers.machine.cloud_hypervisor_program import Program, has_landlock
 from hostagent.drivers.machine.container import ContainerMachine
 from hostagent.drivers.machine.fake import FakeMachine
 from hostagent.drivers.machine.protocol import MachineDriver, MachineObserved, MachinePlan
@@ -30,12 +34,14 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import Generation, KernelBoot, SeedWanted, VmWanted, WorkloadWanted
 from provisioning.images.build import build
 from provisioning.images.manifest import read_manifest
+from tests.conformance import vmm
 from tests.conformance.conftest import Daemon
 
 pytestmark = pytest.mark.timeout(900)  # the first run on a machine builds the guest image
 VM = "vm_1"
 UID = 0x7800_0000
 BOOT_SECONDS = 60
+STAND_IN_PYTHON = next(path for path in ("/usr/bin/python3", sys.executable) if Path(path).exists())  # machines' users run it
 WANTED = VmWanted(
     id=VM,
     generation=Generation(epoch=1, number=1),
@@ -82,6 +88,8 @@ class Bench:
 
 PARAMS = [
     "fake",
+    pytest.param("checking_cloud_hypervisor", marks=[pytest.mark.caps("root")]),
+    pytest.param("cloud_hypervisor", marks=[pytest.mark.caps("root", "cloud_hypervisor")]),
     pytest.param("qemu", marks=[pytest.mark.caps("root", "qemu", "debootstrap")]),
     pytest.param("container", marks=[pytest.mark.caps("root", "runc", "busybox")]),
 ]
@@ -89,7 +97,14 @@ PARAMS = [
 
 @pytest.fixture(params=PARAMS)
 async def bench(request: pytest.FixtureRequest, paths: Paths, daemon: Daemon) -> AsyncIterator[Bench]:
-    made = {"fake": _fake, "qemu": _qemu, "container": _container}[request.param](paths, daemon)
+    makers = {
+        "fake": _fake,
+        "qemu": _qemu,
+        "container": _container,
+        "checking_cloud_hypervisor": partial(cloud_hypervisor, is_real=False),
+        "cloud_hypervisor": partial(cloud_hypervisor, is_real=True),
+    }
+    made = makers[request.param](paths, daemon)
     yield made
     await made.driver.remove(VM)
 
@@ -128,6 +143,54 @@ def _qemu(paths: Paths, daemon: Daemon) -> Bench:
         boot = KernelBoot(kernel_file="vmlinux", initramfs_file=name, cmdline="console=ttyS0 quiet panic=-1")
         plans[name] = dataclasses.replace(plan, vm=dataclasses.replace(WANTED, driver="qemu", boot=boot))
     driver = QemuMachine(daemon.driver, paths, tsc_khz=kvm.tsc_khz(), power_off_seconds=1.0)
+    return Bench(driver=driver, **plans)
+
+
+def install(paths: Paths, *, version: str | None = "53.0.0") -> None:
+    """The stand-in for the VMM where enrolment puts the real one; None: nothing."""
+    directory = paths.programs / "cloud-hypervisor" / "0" / "cloud-hypervisor"
+    directory.unlink(missing_ok=True)
+    if version is None:
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(vmm.__file__).with_name("cloud_hypervisor_api.json"), directory.parent)
+    source = Path(vmm.__file__).read_text(encoding="utf-8").replace('os.environ.get("FAKE_VERSION")', f'"{version}"')
+    directory.write_text(f"#!{STAND_IN_PYTHON}\n{source}", encoding="utf-8")
+    directory.chmod(0o755)
+
+
+def pvh_kernel(code: bytes) -> bytes:
+    """A kernel of a few instructions, entered in 32-bit mode. Source: Xen, PVH boot ABI (XEN_ELFNOTE_PHYS32_ENTRY)."""
+    base, headers, note_bytes = 0x100000, 64 + 2 * 56, 24
+    note = (struct.pack("<III", 4, 4, 18) + b"Xen\0" + struct.pack("<I", base + headers + note_bytes)).ljust(note_bytes, b"\0")
+    size = headers + note_bytes + len(code)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, base + headers + note_bytes, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 7, 0, base, base, size, size, 0x1000)
+    noted = struct.pack("<IIQQQQQQ", 4, 4, headers, base + headers, base + headers, 20, 20, 4)
+    return head + load + noted + note + code
+
+
+def cloud_hypervisor(paths: Paths, daemon: Daemon, *, is_real: bool) -> Bench:
+    """Guests that say a word on the serial port, and then power off (or rest)."""
+    plan = dataclasses.replace(_plan(paths, WANTED), is_kvm_usable=True, seed={"meta-data": "x"})
+    word = b"".join(b"\x66\xba\xf8\x03\xb0" + bytes([letter]) + b"\xee" for letter in b"hi\n")
+    plans = {}
+    for name, rest in {"ends": vmm.POWER_OFF, "stays": b""}.items():
+        (plan.image_directory / name).write_bytes(pvh_kernel(word + rest + b"\xf4\xeb\xfd"))
+        boot = KernelBoot(kernel_file=name, initramfs_file="", cmdline="")
+        plans[name] = dataclasses.replace(plan, vm=dataclasses.replace(WANTED, driver="cloud_hypervisor", boot=boot))
+    fixed = Path(os.environ["BEDPLATE_CLOUD_HYPERVISOR"]) if is_real else None
+    if not is_real:
+        install(paths)
+    driver = CloudHypervisorMachine(
+        daemon.driver,
+        paths,
+        Program(paths=paths, fixed=fixed),
+        has_landlock=has_landlock(),
+        kvm_groups=kvm.device_groups,
+        power_off_seconds=1.0,
+    )
     return Bench(driver=driver, **plans)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hostagent.drivers.machine.cloud_hypervisor import CloudHypervisorMachine
+from hostagent.drivers.machine.cloud_hypervisor_config import net_config, vm_config
+from hostagent.drivers.machine.cloud_hypervisor_program import Program
 from hostagent.drivers.machine.container import ContainerMachine
 from hostagent.drivers.machine.protocol import DiskAttachment, MachinePlan, MountAttachment, NicAttachment
 from hostagent.drivers.machine.qemu import QemuMachine
@@ -126,6 +129,27 @@ def test_a_vm_by_tcg(golden):
     golden("qemu-tcg.txt", f"{unit.name} uid={unit.uid} groups={unit.groups} {unit.limits}\n{lines(unit.argv)}{words}")
     assert [(str(file.path), file.is_secret) for file in rendered.files] == [(f"/run/bedplate/vm/{VM}/seed.img", True)]
     assert qemu().render(PLAN) == rendered
+
+
+def microvm(*, has_landlock: bool = True) -> CloudHypervisorMachine:
+    program = Program(paths=PATHS, fixed=Path("/opt/bedplate/cloud-hypervisor/0/cloud-hypervisor"))
+    return CloudHypervisorMachine(
+        FakeSupervisor(), PATHS, program, has_landlock=has_landlock, kvm_groups=lambda: (104,), python="/usr/bin/python3"
+    )
+
+
+def test_a_microvm(golden):
+    plan = dataclasses.replace(VM_WORKLOAD_PLAN, is_kvm_usable=True)
+    rendered = microvm().render(plan)
+
+    text = "".join(f"{unit.name} uid={unit.uid} {unit.groups} {unit.limits}\n{lines(unit.argv)}" for unit in rendered.units)
+    golden(
+        "microvm.txt", text + json.dumps(vm_config(plan, has_landlock=True), indent=1) + "\n" + json.dumps(net_config(0, NIC))
+    )
+    (seed,) = rendered.files
+    assert b"planted" in seed.content
+    assert seed.is_secret
+    assert "planted" not in str(rendered.units)
 
 
 def test_a_vm_with_a_workload_gets_its_images_as_disks_that_are_only_read(golden):

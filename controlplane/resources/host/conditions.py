@@ -52,21 +52,28 @@ def conditions(facts: HostFacts, *, data_interface: str, now: datetime) -> list[
         free = facts.state_free_bytes >> 30
         found.append(_condition("DiskLow", "true", "disk_low", f"{free} GiB are left for images and volumes.", now))
     found += [
-        _condition("Fact", "true", name, f"The agent reports: {name.replace('_', ' ')}.", now) for name in facts.conditions
+        _condition("Fact", "true", name, f"The agent reports: {name.replace('_', ' ')}.", now)
+        for name in facts.conditions
+        if not name.startswith("vmm_")
     ]
     return sorted(found, key=lambda item: (str(item["type"]), str(item["reason"])))  # type: ignore[index,call-overload]
 
 
 def _machine_conditions(facts: HostFacts, now: datetime) -> list[Json]:
-    if facts.kvm.usable and "cloud_hypervisor" not in facts.machine_drivers:
-        words = (
-            "KVM works here, but Cloud Hypervisor is missing: bedplate host add … --artifact-dir DIR with its static binary."
-        )
-        return [_condition("MachineDriver", "false", "vmm_missing", words, now)]
     if not facts.kvm.usable:
         words = f"Machines are emulated: {facts.kvm.reason or 'there is no /dev/kvm'}."
         return [_condition("Kvm", "false", "kvm_unusable", words, now)]
-    return []
+    if "cloud_hypervisor" in facts.machine_drivers:
+        return []
+    remedy = "bedplate host add … --artifact-dir DIR with its static binary."
+    told = next((name for name in facts.conditions if name.startswith(("vmm_too_old", "vmm_broken"))), "vmm_missing")
+    reason, _, version = told.partition(":")
+    words = {
+        "vmm_missing": f"KVM works here, but Cloud Hypervisor is missing: {remedy}",
+        "vmm_too_old": f"KVM works here, but Cloud Hypervisor {version} is too old, 52.0 is the least: {remedy}",
+        "vmm_broken": f"KVM works here, but Cloud Hypervisor does not start, not even to say its version: {remedy}",
+    }[reason]
+    return [_condition("MachineDriver", "false", reason, words, now)]
 
 
 def _data_conditions(facts: HostFacts, data_interface: str, now: datetime) -> list[Json]:

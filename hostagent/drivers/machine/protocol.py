@@ -166,6 +166,15 @@ class MachineDriver(Protocol):
 
 
 @runtime_checkable
+class Installable(Protocol):
+    """A driver whose program the control plane brings, also after the agent started."""
+
+    async def missing(self) -> str:
+        """Why it cannot be used now (`vmm_missing`, `vmm_too_old:51.1`); "" when it can."""
+        ...
+
+
+@runtime_checkable
 class Snapshots(Protocol):
     """Memory and device state to a directory and back (traits.can_snapshot)."""
 

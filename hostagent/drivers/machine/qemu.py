@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
 from hostagent.drivers.machine.qemu_command import MAX_MOUNTS, RunFiles, nic_words, qemu_argv
+from hostagent.drivers.machine.run_directory import prepare, write
 from hostagent.drivers.machine.seed import WORKLOAD, seed_image, workload_text
 from hostagent.drivers.network.tap import open_tap
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
@@ -128,9 +129,10 @@ class QemuMachine:
         rendered = self.render(plan)
         name = rendered.units[-1].name
         await self.supervisor.remove(name)
-        _prepare_directory(plan)
+        files = RunFiles(directory=plan.run_directory)
+        prepare(plan, (files.qmp, files.console, files.log))
         for file in rendered.files:
-            _write(file, plan.uid, plan.gid)
+            write(file, plan.uid, plan.gid)
         await self.supervisor.apply(rendered.units[-1])
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -219,23 +221,3 @@ def _ended(vm_id: str, unit: UnitObserved, files: RunFiles, log_path: str) -> Ma
         return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="killed", exit_detail=detail, log_path=log_path)
     detail = f"exit code {unit.exit_code}: {said}"
     return MachineObserved(vm_id=vm_id, state="stopped", exit_reason="failed", exit_detail=detail, log_path=log_path)
-
-
-def _prepare_directory(plan: MachinePlan) -> None:
-    files = RunFiles(directory=plan.run_directory)
-    files.directory.mkdir(parents=True, exist_ok=True)
-    os.chown(files.directory, plan.uid, plan.gid)
-    files.directory.chmod(0o700)
-    for stale in (files.qmp, files.console, files.log):
-        stale.unlink(missing_ok=True)
-    plan.log_path.parent.mkdir(parents=True, exist_ok=True)
-    plan.log_path.touch(mode=0o640)
-    os.chown(plan.log_path, plan.uid, plan.gid)
-
-
-def _write(file: RenderedFile, uid: int, gid: int) -> None:
-    file.path.unlink(missing_ok=True)
-    descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400 if file.is_secret else 0o444)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(file.content)
-        os.fchown(opened.fileno(), uid, gid)
