@@ -17,7 +17,7 @@ const queries = new QueryClient({
 });
 
 // A session that ended anywhere shows the sign-in; what was typed stays in its page until then.
-window.addEventListener(SIGNED_OUT, () => void queries.invalidateQueries({ queryKey: ["me"] }));
+window.addEventListener(SIGNED_OUT, () => queries.setQueryData(["me"], null));
 
 const root = document.getElementById("root");
 if (root)
