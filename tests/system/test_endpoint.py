@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -127,14 +128,42 @@ async def test_a_killed_engine_comes_back(deployed: Deployed, endpoint: Json, cl
     await until_ready(deployed)
 
 
-async def test_a_gateway_killed_in_the_middle_loses_no_account(
-    deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI
-) -> None:
-    del endpoint
+async def streaming(client: openai.AsyncOpenAI) -> openai.AsyncStream[Any]:
+    """A long answer of which some has come."""
     stream = await client.chat.completions.create(**{**CHAT, "max_tokens": 400}, stream=True, extra_body={"ignore_eos": True})
     async for chunk in stream:
         if chunk.choices[0].delta.content:
             break
+    return stream
+
+
+async def test_a_client_that_leaves_and_an_engine_that_dies_in_the_middle_are_accounted(
+    deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI
+) -> None:
+    """What was sent is written down as such, and nothing stays open."""
+    left = await streaming(client)
+    await left.close()
+    record = await account_of(deployed, left.response.headers["x-request-id"])
+    assert record["outcome"] == "client_closed"
+    assert record["completion_tokens"] > 0
+    died = await streaming(client)
+    host = deployed.lab.host(endpoint["replicas"][0]["host"])
+    await asyncio.to_thread(host.exec, ["pkill", "-9", "-f", "/opt/engine/serve.py"])
+    with pytest.raises(openai.APIError):
+        async for _ in died:
+            pass
+    record = await account_of(deployed, died.response.headers["x-request-id"])
+    assert record["outcome"] == "upstream_died"
+    assert record["completion_tokens"] > 0
+    await answers_again(client)
+    await until_ready(deployed)
+
+
+async def test_a_gateway_killed_in_the_middle_loses_no_account(
+    deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI
+) -> None:
+    del endpoint
+    stream = await streaming(client)
     await asyncio.sleep(1.5)
     await deployed.kill("gateway")
     record = await account_of(deployed, stream.response.headers["x-request-id"])
