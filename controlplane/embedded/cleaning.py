@@ -6,6 +6,7 @@ The one rule: it works from the disk and from /proc alone, however the demo ende
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 
 from provisioning.lab.lab import Lab
 from provisioning.lab.model import LabError, read_record
@@ -61,6 +63,33 @@ def _count(directory: Path, link: str) -> Counts:
     return Counts(processes=len(processes_of(directory)), mounts=mounts, links=links, files=files)
 
 
+def _end_demo(directory: Path) -> None:
+    """Have a demo that is at work, or is stopping, end first: what it still writes would be written into nothing."""
+    try:
+        file = (directory / "demo.lock").open("r+")
+    except OSError:
+        return
+    deadline = time.monotonic() + _END_SECONDS
+    with file:
+        is_told = False
+        while not _is_free(file):
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                pid = int(file.read().strip())
+                if not is_told or time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL if is_told else signal.SIGTERM)
+                    is_told = True
+            file.seek(0)
+            time.sleep(0.1)
+
+
+def _is_free(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _end_control_plane(directory: Path) -> None:
     """Ask a running `up` to stop; what does not end in time is killed."""
     with contextlib.suppress(OSError, ValueError):
@@ -80,6 +109,7 @@ def _remove_account(directory: Path) -> None:
 
 def clean(directory: Path, *, before_a_new_run: bool = False) -> int:
     """Remove everything and say so; the exit code is 1 when something is left."""
+    _end_demo(directory)
     record = read_record(directory / "lab") if (directory / "lab").exists() else None
     link = record.link if record is not None else ""
     before = _count(directory, link)

@@ -23,6 +23,7 @@ from controlplane.embedded.client import ApiFailed
 from controlplane.embedded.stage import Stage, StageFailed
 from controlplane.embedded.timeline import Timeline
 from provisioning.lab.model import LabError
+from provisioning.lab.network import check_no_gateway
 
 _DEFAULT = Path("/var/lib/bedplate-demo")
 
@@ -78,6 +79,10 @@ def _tell(stage: Stage, result: dict[str, object], *, as_json: bool) -> None:
     if result["ok"]:
         print(f"API and console: {stage.api_url}   gateway: {stage.gateway_url}", file=sys.stderr)
         where = "" if stage.directory == _DEFAULT else f" --state {stage.directory}"
+        print(
+            f"Command line:    ./bedplate login {stage.api_url} --project {showcase.PROJECT} < {stage.token_file}",
+            file=sys.stderr,
+        )
         print(f"Operator token:  {stage.token_file}   remove everything: ./bedplate demo --clean{where}", file=sys.stderr)
 
 
@@ -96,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         return clean(directory)
     try:
         return _in_directory(directory, once=chosen.once, as_json=chosen.json)
-    except DemoRuns as error:
+    except (DemoRuns, LabError) as error:
         print(f"bedplate demo: {error}", file=sys.stderr)
         return 1
     except ValidationError as error:
@@ -107,11 +112,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _in_directory(directory: Path, *, once: bool, as_json: bool) -> int:
-    """Remove what an ended demo left there, then run; raises DemoRuns rather than ending one that is at work."""
+    """Remove what an ended demo left there, then run; raises DemoRuns rather than ending one that is at work.
+
+    Raises LabError when another's gateway is in this network namespace.
+    """
     if directory.exists():
         hold(directory).close()
         if clean(directory, before_a_new_run=True):
             return 1
+    check_no_gateway()
     directory.mkdir(parents=True, exist_ok=True, mode=0o711)
     with hold(directory):
         return asyncio.run(run(directory, once=once, as_json=as_json))

@@ -254,6 +254,7 @@ class Lab:
             "root": str(root),
             "disk": str(host.disk),
             "hostname": host.name,
+            "name_in_network": network.GATEWAY_NAME if host.record.kind == "gateway" else "",
             "boot_id": str(uuid.uuid4()),
             "network": network.host_commands(self.record, host.record),
             "cgroups": [entry.config(self.record.id, host.name) for entry in found],

@@ -27,6 +27,7 @@ HOST_LINK = "eth0"
 AGENT_ROUTES = "191"  # the routing protocol number of the agent's routes
 COMMAND_SECONDS = 20
 LOCK_NAME = "\0bedplate-lab-addresses"
+GATEWAY_NAME = "bedplate-lab-gateway"  # an abstract socket of a gateway's pid 1: the first one's in a network namespace
 
 
 def run(argv: list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -56,6 +57,18 @@ def address_lock(deadline_seconds: float = 30) -> Iterator[None]:
                     raise LabError("another lab has been choosing its addresses for too long") from error
                 time.sleep(0.05)
         yield
+
+
+def check_no_gateway() -> None:
+    """Raises LabError while a lab has its gateway in this network namespace: two would write the same rules and routes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind(f"\0{GATEWAY_NAME}")
+        except OSError as error:
+            raise LabError(
+                "another demo or lab has its gateway in this network namespace, and two would write the same rules and "
+                "routes: end that one first (Ctrl-C, or its --clean), or start this one in a network namespace of its own"
+            ) from error
 
 
 def used_networks() -> list[ipaddress.IPv4Network]:

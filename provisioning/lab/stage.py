@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -55,6 +56,16 @@ def mount(source: str, target: Path, kind: str = "", flags: int = 0, data: str =
 
 def bind(source: Path, target: Path, *, recursive: bool = False) -> None:
     mount(str(source), target, flags=MS_BIND | (MS_REC if recursive else 0))
+
+
+def take_name(name: str) -> None:
+    """A name that exists once in a network namespace, and goes with pid 1, which inherits it. Whoever has it keeps it."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(f"\0{name}")
+    except OSError:
+        return
+    os.set_inheritable(held.detach(), True)
 
 
 def join_cgroups(paths: list[str]) -> None:
@@ -175,6 +186,8 @@ def main() -> None:
     print(os.readlink("/proc/self"), flush=True)  # noqa: PTH115 - the machine's procfs: our pid as it sees us
     if sys.stdin.readline() != "go\n":
         raise SystemExit("the creator went away")
+    if config["name_in_network"]:
+        take_name(config["name_in_network"])
     root, disk = Path(config["root"]), Path(config["disk"])
     if config["cgroups"]:
         join_cgroups([entry["path"] for entry in config["cgroups"]])
