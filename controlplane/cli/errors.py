@@ -95,7 +95,7 @@ class CommandFailed(Exception):
 
 def exit_code_of(code: str, status: int = 0) -> Exit:
     """The exit code for an error code or an HTTP status."""
-    if code.endswith(("no_capacity", "quota_exceeded", "insufficient_quota")):
+    if code.endswith(("no_capacity", "quota.exceeded", "insufficient_quota")):
         return Exit.NO_CAPACITY
     return _BY_STATUS.get(status, Exit.FAILED)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from controlplane.cli import context, spec
+from controlplane.cli.errors import CommandFailed, Exit
 from controlplane.cli.noun import File, LabelOptions, Noun, Output
 from controlplane.cli.output import Format, say
 
@@ -16,7 +17,7 @@ noun = Noun(
     "projects",
     in_project=False,
     columns={"NAME": "name", "ID": "id", "AGE": "created_at"},
-    wide={"CONTAINERS": "allow_containers", "DESCRIPTION": "description", "LABELS": "labels"},
+    wide={"CONTAINERS": "allow_containers", "QUOTA": "quota", "DESCRIPTION": "description", "LABELS": "labels"},
     help="The walls between tenants.",
 )
 app = noun.app
@@ -30,17 +31,39 @@ Containers = Annotated[
 ]
 
 
+QuotaOptions = Annotated[
+    list[str] | None,
+    typer.Option("--quota", help="RESOURCE=N, of vms, vcpus, memory_bytes, volumes, disk_bytes; replaces the whole quota."),
+]
+
+
+def _quota(given: list[str] | None) -> dict[str, int] | None:
+    found = spec.pairs(given, "--quota")
+    if found is None:
+        return None
+    if wrong := [value for value in found.values() if not value.isdigit()]:
+        raise CommandFailed(f"--quota takes whole numbers, not {wrong[0]!r}", exit_code=Exit.USAGE)
+    return {name: int(value) for name, value in found.items()}
+
+
 @app.command()
 def create(
     name: Annotated[str | None, typer.Argument(help="A DNS label.")] = None,
     description: Description = None,
     label: LabelOptions = None,
     allow_containers: Containers = None,
+    quota: QuotaOptions = None,
     file: File = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Make a project."""
-    options = {"name": name, "description": description, "labels": spec.pairs(label), "allow_containers": allow_containers}
+    options = {
+        "name": name,
+        "description": description,
+        "labels": spec.pairs(label),
+        "allow_containers": allow_containers,
+        "quota": _quota(quota),
+    }
     noun.create(spec.merged(file, options), output=output)
 
 
@@ -50,11 +73,17 @@ def update(
     description: Description = None,
     label: LabelOptions = None,
     allow_containers: Containers = None,
+    quota: QuotaOptions = None,
     file: File = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Change what is given."""
-    options = {"description": description, "labels": spec.pairs(label), "allow_containers": allow_containers}
+    options = {
+        "description": description,
+        "labels": spec.pairs(label),
+        "allow_containers": allow_containers,
+        "quota": _quota(quota),
+    }
     noun.act(project, body=spec.merged(file, options), output=output)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Conflict, NotFound
+from controlplane.core.errors import Conflict, Forbidden, NotFound
 
 
 class ProjectNotFound(NotFound):
@@ -25,3 +25,10 @@ class ProjectNotEmpty(Conflict):
 
     code = "project.not_empty"
     title = "The project is not empty"
+
+
+class ProjectQuotaForbidden(Forbidden):
+    """A project's quota is about the deployment's room: operators set it."""
+
+    code = "project.quota_forbidden"
+    title = "An operator sets quotas"

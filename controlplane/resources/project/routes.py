@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.models.project import Project
 from controlplane.resources.project import service
-from controlplane.resources.project.errors import ProjectNameTaken, ProjectNotEmpty, ProjectNotFound
+from controlplane.resources.project.errors import ProjectNameTaken, ProjectNotEmpty, ProjectNotFound, ProjectQuotaForbidden
 from controlplane.resources.project.schemas import ProjectCreate, ProjectUpdate, ProjectView
 
 noun = Noun("project", "projects", in_project=False, has_operations=False)
@@ -30,11 +30,16 @@ async def show(call: Call, project: Ref) -> Project:
     return await call.load(Project, project)
 
 
-@noun.update(ProjectView, errors=[ProjectNotFound])
+@noun.update(ProjectView, errors=[ProjectNotFound, ProjectQuotaForbidden])
 async def update(call: Call, project: Ref, body: ProjectUpdate) -> Project:
     """Change the fields that are sent."""
     row = await call.load(Project, project)
-    for name, value in body.model_dump(exclude_unset=True).items():
+    changes = body.model_dump(exclude_unset=True)
+    if "quota" in changes:
+        if not call.actor.is_operator:
+            raise ProjectQuotaForbidden
+        changes["quota"] = service.limits(changes["quota"])
+    for name, value in changes.items():
         setattr(row, name, value)
     return row
 

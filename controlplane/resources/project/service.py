@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.ids import Kind, new_id
@@ -18,6 +20,7 @@ async def create(
     description: str = "",
     labels: dict[str, Json] | None = None,
     allow_containers: bool = False,
+    quota: Mapping[str, int | None] | None = None,
 ) -> Project:
     project = Project(
         id=new_id(Kind.PROJECT),
@@ -25,10 +28,16 @@ async def create(
         description=description,
         labels=labels or {},
         allow_containers=allow_containers,
+        quota=limits(quota),
     )
     session.add(project)
     await session.flush()
     return project
+
+
+def limits(quota: Mapping[str, int | None] | None) -> dict[str, int]:
+    """What is limited at all."""
+    return {name: most for name, most in (quota or {}).items() if most is not None}
 
 
 async def delete(session: AsyncSession, project: Project) -> None:

@@ -13,6 +13,7 @@ from controlplane.api.stream import chunks, empty_ticket, open_stream, relay_soc
 from controlplane.models.vm import Vm
 from controlplane.resources.image.errors import ImageNotAvailable
 from controlplane.resources.network.errors import NetworkFull
+from controlplane.resources.quota.errors import QuotaExceeded
 from controlplane.resources.vm import queries, service
 from controlplane.resources.vm.errors import (
     VmContainersNotAllowed,
@@ -43,6 +44,7 @@ router = noun.router
     errors=[
         VmNameTaken,
         VmNoCapacity,
+        QuotaExceeded,
         NetworkFull,
         ImageNotAvailable,
         VmImageUnknown,
@@ -118,7 +120,7 @@ async def restart(call: Call, vm: Ref) -> ShownVm:
     return answer
 
 
-@noun.action("resize", VmView, errors=[VmNotFound, VmDeleting, VmNoCapacity, VmMemoryTooSmall])
+@noun.action("resize", VmView, errors=[VmNotFound, VmDeleting, VmNoCapacity, VmMemoryTooSmall, QuotaExceeded])
 async def resize(call: Call, vm: Ref, body: VmResize) -> ShownVm:
     """Change cores and memory; a running VM gets them at its next restart or start."""
     row = await call.load(Vm, vm)

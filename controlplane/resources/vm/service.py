@@ -30,6 +30,7 @@ from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.network.errors import NetworkNotFound
 from controlplane.resources.network.queries import is_encrypted
 from controlplane.resources.nic.service import allocate_nic
+from controlplane.resources.quota import service as quotas
 from controlplane.resources.vm.errors import (
     VmContainersNotAllowed,
     VmDeleting,
@@ -63,6 +64,9 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
     disk_bytes = _disk_bytes(wanted, image)
     _refuse_container(project, wanted, image)
     host = await _host_id(session, actor, wanted.placement.host)
+    await quotas.check(
+        session, project.id, vms=1, vcpus=wanted.vcpus, memory_bytes=wanted.memory_bytes, volumes=1, disk_bytes=disk_bytes
+    )
     vm = _row(project, wanted, image, sealer, host=host)
     vm.placement = {**vm.placement, "needs_tunnel": await is_encrypted(session, network_id)}
     session.add(vm)
@@ -251,6 +255,7 @@ async def resize(session: AsyncSession, vm: Vm, size: VmResize) -> Vm:
     if memory_bytes < image.min_memory_bytes:
         detail = f"{image.name} needs {image.min_memory_bytes} bytes of memory"
         raise VmMemoryTooSmall(detail, errors=(FieldError(pointer="/memory_bytes", detail=detail),))
+    await quotas.check(session, vm.project_id, vcpus=vcpus - vm.vcpus, memory_bytes=memory_bytes - vm.memory_bytes)
     is_at_rest = vm.host_id is None or (vm.power == "stopped" and vm.observed_power == "stopped")
     if vm.host_id is not None:
         held = request_for(vm, image.architecture, vcpus=vcpus, memory_bytes=memory_bytes)
