@@ -175,6 +175,7 @@ def upgrade() -> None:
     op.add_column("key", sa.Column("money_budget_micros", sa.BigInteger(), nullable=True))
     op.add_column("key", sa.Column("money_budget_soft_micros", sa.BigInteger(), nullable=True))
     op.add_column("key", sa.Column("budget_period", sa.Text(), server_default="total", nullable=False))
+    op.add_column("project", sa.Column("quota", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
     op.add_column("token", sa.Column("user_id", sa.Text(), nullable=True))
     op.add_column("token", sa.Column("scopes", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False))
     op.create_index(op.f("token_user_id_idx"), "token", ["user_id"], unique=False)
@@ -195,6 +196,7 @@ def upgrade() -> None:
     op.execute(
         "ALTER TABLE key ADD CONSTRAINT key_scopes_known CHECK (((scopes <@ ARRAY['chat'::text, 'completion'::text, 'embedding'::text, 'rerank'::text, 'audio'::text, 'image'::text]) AND (cardinality(scopes) > 0)))"
     )
+    op.execute("ALTER TABLE project ADD CONSTRAINT project_quota_is_object CHECK ((jsonb_typeof(quota) = 'object'::text))")
     op.execute(
         "ALTER TABLE token ADD CONSTRAINT token_personal_has_user CHECK (((role = 'user'::text) = (user_id IS NOT NULL)))"
     )
