@@ -49,7 +49,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
-    """`models` None = every model of the project; `expires_at` in seconds since the epoch."""
+    """`models` None = every model of the project; `expires_at` in seconds since the epoch; `band`: 0 low, 1 normal, 2 high."""
 
     id: str
     project_id: str
@@ -63,6 +63,7 @@ class KeyEntry:
     scopes: frozenset[str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     budget: Budget | None = None
+    band: int = 1
 
     def is_valid(self, now: float) -> bool:
         return self.expires_at is None or now < self.expires_at

@@ -24,6 +24,7 @@ from controlplane.gateway.entry import (
     provider_of,
     route_of,
 )
+from controlplane.gateway.waiting import BANDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,8 @@ VERSIONS = "SELECT topic, version FROM gateway_version"
 KEYS = """
 SELECT id, project_id, secret_sha256, models, extract(epoch FROM expires_at)::float8 AS expires_at,
        requests_per_minute, tokens_per_minute, model_limits, max_concurrent, allowed_cidrs, scopes, labels,
-       token_budget, money_budget_micros, token_budget_soft, money_budget_soft_micros, budget_period
+       token_budget, money_budget_micros, token_budget_soft, money_budget_soft_micros, budget_period,
+       priority
 FROM key
 WHERE expires_at IS NULL OR expires_at > now()
 """
@@ -220,6 +222,7 @@ async def keys(connection: asyncpg.Connection) -> dict[bytes, KeyEntry]:
             scopes=None if row["scopes"] is None else frozenset(row["scopes"]),
             labels=labels_of(row["labels"]),
             budget=budget_of(row),
+            band=BANDS[row["priority"]],
         )
         for row in await connection.fetch(KEYS)
     }

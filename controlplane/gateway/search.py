@@ -16,7 +16,7 @@ from controlplane.gateway.directory import RouteEntry, Target
 from controlplane.gateway.retry import Fault, FaultKind
 from controlplane.gateway.routing import Choice, Plan, Router
 from controlplane.gateway.rule import DEFAULT, affinity_of, targets_of
-from controlplane.gateway.waiting import RoomIsFull
+from controlplane.gateway.waiting import BANDS, RoomIsFull
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Search:
         """In the waiting room of the target's endpoint until a replica is there and has a place."""
         router, endpoint_id = self._router, target.endpoint_id
         try:
-            waiter = router.room.enter(endpoint_id, len(self._body))
+            waiter = router.room.enter(endpoint_id, len(self._body), self._call.key.band if self._call.key else BANDS["normal"])
         except RoomIsFull as error:
             raise problem.queue_full() from error
         router.book.arrive(endpoint_id)
@@ -67,6 +67,8 @@ class Search:
                 while True:
                     await waiter.called.wait()
                     waiter.called.clear()
+                    if waiter.is_shed:
+                        raise problem.overloaded(None, "its place in the queue went to a request of a higher band")
                     self._look(router.latest(self._route))
                     if choice := self._plan.next():
                         return choice

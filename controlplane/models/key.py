@@ -35,6 +35,7 @@ class Key(Versioned, Base):
     money_budget_micros: Mapped[int | None]
     money_budget_soft_micros: Mapped[int | None]
     budget_period: Mapped[str] = mapped_column(default="total", server_default="total")
+    priority: Mapped[str] = mapped_column(default="normal", server_default="normal")
     expires_at: Mapped[datetime | None]
     max_concurrent: Mapped[int | None]
     allowed_cidrs: Mapped[list[IPv4Network | IPv6Network] | None] = mapped_column(ARRAY(CIDR))
@@ -50,6 +51,7 @@ class Key(Versioned, Base):
             "token_budget > 0 AND token_budget_soft > 0 AND money_budget_micros > 0 AND money_budget_soft_micros > 0",
             name="budgets_positive",
         ),
+        CheckConstraint("priority IN ('low', 'normal', 'high')", name="priority_known"),
         CheckConstraint("max_concurrent > 0", name="max_concurrent_positive"),
         CheckConstraint(
             "scopes <@ ARRAY['chat', 'completion', 'embedding', 'rerank', 'audio', 'image'] AND cardinality(scopes) > 0",

@@ -33,6 +33,7 @@ def create(
     token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens in a budget's period.")] = None,
     money_budget: Annotated[str | None, typer.Option(help="Money in a budget's period, like 100.00.")] = None,
     budget_period: Annotated[str | None, typer.Option(help="total (default), day or month.")] = None,
+    priority: Annotated[str | None, typer.Option(help="low, normal (default) or high: who waits first.")] = None,
     expires: Annotated[str | None, typer.Option(help="Refused after this time, like 12h or 90m.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
     allow_from: Annotated[list[str] | None, typer.Option(help="A prefix it may be used from; may be repeated.")] = None,
@@ -59,6 +60,7 @@ def create(
         "token_budget": token_budget,
         "money_budget": money_budget,
         "budget_period": budget_period,
+        "priority": priority,
         "expires_at": expires_at,
     }
     client = Client()

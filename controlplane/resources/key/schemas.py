@@ -45,6 +45,7 @@ _SOFT_TOKENS = "From so many tokens on an event and a header tell; nothing is re
 _BUDGET_MONEY = "Money in a period, by the price book, in the deployment's currency; null: no budget."
 _SOFT_MONEY = "From so much money on an event and a header tell."
 _PERIOD = "When budgets begin anew: never (`total`), each day, each month (UTC). Counted from when a budget is set."
+_PRIORITY = "Who goes first when requests wait for a replica, and who is shed when too many do."
 _LABELS = "Labels of the key, which rules of routes can ask for."
 _CONCURRENT = "Requests at a time, at all gateways together; null: no limit."
 _CIDRS = "Addresses the key may be used from; null: all."
@@ -59,6 +60,7 @@ def amount(text: str) -> str:
 
 
 Money = Annotated[Annotated[str, StringConstraints(max_length=20), AfterValidator(amount)] | None, Field()]
+Priority = Literal["low", "normal", "high"]
 Period = Literal["total", "day", "month"]
 
 
@@ -85,6 +87,7 @@ class KeyCreate(Input):
     money_budget: Money = Field(default=None, description=_BUDGET_MONEY, examples=["100.00"])
     money_budget_soft: Money = Field(default=None, description=_SOFT_MONEY, examples=["80.00"])
     budget_period: Period = Field(default="total", description=_PERIOD, examples=["month"])
+    priority: Priority = Field(default="normal", description=_PRIORITY, examples=["high"])
     expires_at: AwareDatetime | None = Field(default=None, description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
     max_concurrent: Concurrency = Field(default=None, description=_CONCURRENT, examples=[16])
     allowed_cidrs: Cidrs = Field(default=None, description=_CIDRS, examples=[["10.0.0.0/8"]])
@@ -104,6 +107,7 @@ class KeyUpdate(Input):
     money_budget: Money = Field(default=None, description=_BUDGET_MONEY, examples=["100.00"])
     money_budget_soft: Money = Field(default=None, description=_SOFT_MONEY, examples=["80.00"])
     budget_period: Period = Field(default="total", description=_PERIOD, examples=["month"])
+    priority: Priority = Field(default="normal", description=_PRIORITY, examples=["high"])
     expires_at: AwareDatetime | None = Field(default=None, description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
     max_concurrent: Concurrency = Field(default=None, description=_CONCURRENT, examples=[16])
     allowed_cidrs: Cidrs = Field(default=None, description=_CIDRS, examples=[["10.0.0.0/8"]])
@@ -128,6 +132,7 @@ class KeyView(Resource):
         examples=["80.00"],
     )
     budget_period: str = Field(description=_PERIOD, examples=["month"])
+    priority: str = Field(description=_PRIORITY, examples=["high"])
     expires_at: AwareDatetime | None = Field(description=_EXPIRY, examples=["2027-01-01T00:00:00Z"])
     max_concurrent: int | None = Field(description=_CONCURRENT, examples=[16])
     allowed_cidrs: list[str] | None = Field(description=_CIDRS, examples=[["10.0.0.0/8"]])
