@@ -11,6 +11,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 Reply = int | bytes | None | list["Reply"]
@@ -65,8 +66,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.transport = transport
+        self.transport = cast("asyncio.WriteTransport", transport)  # uvloop's is one, but no subclass
 
     def ask(self, question: bytes) -> asyncio.Future[Reply]:
         if self.transport is None or self.transport.is_closing():

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import redis.asyncio
+import uvloop
 
 from controlplane.gateway.directory import KeyEntry, ModelLimits
 from controlplane.gateway.limit import Buckets, Limiter
@@ -86,6 +87,21 @@ def key_of(**limits) -> KeyEntry:
 def allowed(limit: int, began: float) -> range:
     """What may be let through since `began`: the bucket, and what has flowed in since."""
     return range(limit, limit + 2 + int(limit * (time.monotonic() - began) / 60))
+
+
+def test_in_the_loop_of_the_process(valkey: ValkeyServer) -> None:
+    """The gateway runs on uvloop, whose transports are other classes."""
+
+    async def ask() -> bool:
+        await valkey.start()
+        shared = SharedLimits(valkey.url, "gw0")
+        limiter = Limiter(requests_per_minute=60, tokens_per_minute=60, shared=shared)
+        await limiter.reserve(limiter.buckets(key_of(), time.monotonic()), 1)
+        shared.close()
+        return shared.is_away
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert not runner.run(ask())
 
 
 async def test_two_gateways_share_a_rate(pair: Pair) -> None:
