@@ -1,7 +1,7 @@
 """What the gateway costs: `python -m tests.bench.gateway --json [--quick]`.
 
 One mock engine, one gateway with keys, limits and metering on, clients of our own; CPU from /proc/<pid>/stat, which repeats on
-a busy machine where wall-clock figures do not. Peers that are installed are run on the same engine: nginx as the floor.
+a busy machine where wall-clock figures do not. Peers that are on PATH are run on the same engine in the same run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from controlplane.core.ids import Kind, new_id
 from controlplane.embedded.postgres import Postgres
 from controlplane.models.all import metadata
-from tests.bench.gateway_ports import free_port, until_listening
+from controlplane.embedded.valkey import Valkey
+from tests.bench.gateway_peers import STARTS, Peer, peer, process
+from tests.bench.gateway_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "bpk_benchmark"
+PEERS_WHEN_QUICK = ("nginx",)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -89,18 +92,6 @@ async def lay_rows(url: str, upstream: str) -> None:
 
 
 @contextlib.contextmanager
-def process(argv: list[str], port: int, **environment: str) -> Iterator[int]:
-    """A child that listens on `port`; its pid."""
-    child = subprocess.Popen(argv, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
-    try:
-        until_listening(port)
-        yield child.pid
-    finally:
-        child.terminate()
-        child.wait(timeout=60)
-
-
-@contextlib.contextmanager
 def stage() -> Iterator[tuple[str, str, int]]:
     """URL of the engine, URL of the gateway and the gateway's pid."""
     directory = Path(tempfile.mkdtemp(prefix="bedplate-bench-"))
@@ -108,6 +99,9 @@ def stage() -> Iterator[tuple[str, str, int]]:
     postgres = Postgres(directory=directory / "pg")
     postgres.prepare()
     server = postgres.start()
+    valkey = Valkey(directory=directory / "valkey")
+    valkey.prepare()
+    redis = subprocess.Popen(valkey.argv(), env=valkey.environment(), stdout=subprocess.DEVNULL)
     engine_port, gateway_port = free_port(), free_port()
     engine_url, gateway_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{gateway_port}"
     environment = {
@@ -115,6 +109,7 @@ def stage() -> Iterator[tuple[str, str, int]]:
         "BEDPLATE_STATE_DIR": str(directory / "state"),
         "BEDPLATE_CONFIG": str(directory / "none.toml"),
         "BEDPLATE_GATEWAY__LISTEN": f"127.0.0.1:{gateway_port}",
+        "BEDPLATE_REDIS__URL": valkey.url,
     }
     try:
         asyncio.run(make_database(postgres.url("postgres")))
@@ -125,6 +120,8 @@ def stage() -> Iterator[tuple[str, str, int]]:
         ):
             yield engine_url, gateway_url, pid
     finally:
+        redis.kill()
+        redis.wait()
         postgres.stop()
         if server is not None:
             server.wait()
@@ -153,45 +150,46 @@ def cost(pid: int, url: str, unit: str, *words: object, rounds: int) -> float:
     return min(found)
 
 
-@contextlib.contextmanager
-def nginx(upstream: str) -> Iterator[tuple[str, int] | None]:
-    """A reverse proxy of one worker before the same engine, where nginx is installed; the worker's pid."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        yield None
-        return
-    directory = Path(tempfile.mkdtemp(prefix="bedplate-bench-"))
-    port = free_port()
-    (directory / "nginx.conf").write_text(
-        f"daemon off; master_process off; pid {directory}/pid; error_log stderr crit; events {{ worker_connections 4096; }}\n"
-        f"http {{ access_log off; keepalive_requests 1000000000;\n"
-        f"upstream e {{ server {upstream.removeprefix('http://')}; keepalive 64; keepalive_requests 1000000000; }}\n"
-        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://e; proxy_http_version 1.1;\n"
-        "proxy_set_header Connection ''; proxy_buffering off; } } }\n"
-    )
-    try:
-        with process([program, "-p", str(directory), "-c", "nginx.conf"], port) as pid:
-            yield f"http://127.0.0.1:{port}", pid
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def measure(*, is_quick: bool) -> list[dict[str, Any]]:
+    """Ours, then each peer, on the same engine; ratios below 1 are ours to be glad of."""
     seconds, rounds, streams = (1, 1, 20) if is_quick else (6, 3, 100)
     rows: list[dict[str, Any]] = []
-    with stage() as (engine, gateway, pid), nginx(engine) as floor:
-        load(gateway, "closed", 4, 0.5)
-        ours = cost(pid, gateway, "requests", "closed", 16, seconds, rounds=rounds)
-        theirs = cost(floor[1], floor[0], "requests", "closed", 16, seconds, rounds=rounds) if floor else None
-        rows.append(row("cpu_us_per_request", ours, "µs", "nginx" if floor else None, theirs))
-        ours = cost(pid, gateway, "chunks", "streams", streams, 100, rounds=rounds)
-        theirs = cost(floor[1], floor[0], "chunks", "streams", streams, 100, rounds=rounds) if floor else None
-        rows.append(row("cpu_us_per_paced_chunk", ours, "µs", "nginx" if floor else None, theirs))
+    with stage() as (engine, gateway, pid):
         direct = load(engine, "open", 64, seconds, 200)
+        load(gateway, "closed", 4, 0.5)
+        per_request = cost(pid, gateway, "requests", "closed", 16, seconds, rounds=rounds)
+        per_chunk = cost(pid, gateway, "chunks", "streams", streams, 100, rounds=rounds)
         through = load(gateway, "open", 64, seconds, 200)
-        for name in ("p50_ms", "p99_ms"):
-            rows.append(row(f"added_{name}", through[name] - direct[name], "ms"))
+        rows.append(row("cpu_us_per_request", per_request, "µs"))
+        rows.append(row("cpu_us_per_paced_chunk", per_chunk, "µs"))
+        rows += [row(f"added_{name}", through[name] - direct[name], "ms") for name in ("p50_ms", "p99_ms")]
         rows.append(row("rss_mib", rss_mib(pid), "MiB"))
+        ours = {"request": per_request, "chunk": per_chunk, "rss": rss_mib(pid)}
+        ours |= {name: through[name] - direct[name] for name in ("p50_ms", "p99_ms")}
+        for name in PEERS_WHEN_QUICK if is_quick else STARTS:
+            with peer(name, engine, KEY) as other:
+                if other is not None:
+                    rows += beside(other, ours, (seconds, rounds, streams), direct)
+    return rows
+
+
+def beside(other: Peer, ours: dict[str, float], amount: tuple[int, int, int], direct: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same figures of a peer. Added latency is left out for one that cannot do 200 requests a second."""
+    seconds, rounds, streams = amount
+    name = other.name.replace("-", "_")
+    load(other.url, "closed", 4, 0.5)
+    request = cost(other.pid, other.url, "requests", "closed", 16, seconds, rounds=rounds)
+    chunk = cost(other.pid, other.url, "chunks", "streams", streams, 100, rounds=rounds)
+    rows = [
+        row(f"cpu_per_request_vs_{name}", ours["request"], "µs", other.name, request),
+        row(f"cpu_per_paced_chunk_vs_{name}", ours["chunk"], "µs", other.name, chunk),
+        row(f"rss_vs_{name}", ours["rss"], "MiB", other.name, rss_mib(other.pid)),
+    ]
+    if request < 1e6 / 400:
+        through = load(other.url, "open", 64, seconds, 200)
+        for percentile in ("p50_ms", "p99_ms"):
+            added = through[percentile] - direct[percentile]
+            rows.append(row(f"added_{percentile}_vs_{name}", ours[percentile], "ms", other.name, added))
     return rows
 
 
