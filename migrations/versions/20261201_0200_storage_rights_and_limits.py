@@ -175,6 +175,7 @@ def upgrade() -> None:
     op.add_column("key", sa.Column("money_budget_micros", sa.BigInteger(), nullable=True))
     op.add_column("key", sa.Column("money_budget_soft_micros", sa.BigInteger(), nullable=True))
     op.add_column("key", sa.Column("budget_period", sa.Text(), server_default="total", nullable=False))
+    op.add_column("key", sa.Column("priority", sa.Text(), server_default="normal", nullable=False))
     op.add_column("project", sa.Column("quota", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
     op.add_column("token", sa.Column("user_id", sa.Text(), nullable=True))
     op.add_column("token", sa.Column("scopes", postgresql.JSONB(astext_type=sa.Text()), server_default="[]", nullable=False))
@@ -192,6 +193,9 @@ def upgrade() -> None:
     )
     op.execute(
         "ALTER TABLE key ADD CONSTRAINT key_budgets_positive CHECK (((token_budget > 0) AND (token_budget_soft > 0) AND (money_budget_micros > 0) AND (money_budget_soft_micros > 0)))"
+    )
+    op.execute(
+        "ALTER TABLE key ADD CONSTRAINT key_priority_known CHECK ((priority = ANY (ARRAY['low'::text, 'normal'::text, 'high'::text])))"
     )
     op.execute(
         "ALTER TABLE key ADD CONSTRAINT key_scopes_known CHECK (((scopes <@ ARRAY['chat'::text, 'completion'::text, 'embedding'::text, 'rerank'::text, 'audio'::text, 'image'::text]) AND (cardinality(scopes) > 0)))"
