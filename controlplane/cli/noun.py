@@ -87,8 +87,9 @@ class Noun:
         from controlplane.cli.wait import wait_for
 
         if wait and client.operation_id is not None:
-            wait_for(client, client.operation_id, timeout=timeout)
-            item = client.get(self.path(client, project, item["id"]))
+            path = self.path(client, project, item["id"])
+            wait_for(client, client.operation_id, timeout=timeout, path=path)
+            item = client.get(path)
         elif client.operation_id is not None:
             say(f"bedplate operation wait {client.operation_id}")
         show_one(item, output)
@@ -108,7 +109,7 @@ class Noun:
             item = client.get(path)
             client.delete(path)
             if wait:
-                wait_for(client, client.operation_id, timeout=timeout)
+                wait_for(client, client.operation_id, timeout=timeout, path=path)
             say(f"deleted {self.name} {item.get('name') or ref}" if wait else f"deleting {self.name} {ref}")
 
     def add_list(self) -> None:

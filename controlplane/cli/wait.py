@@ -19,6 +19,7 @@ DEFAULT_TIMEOUT = "30m"
 _DURATION = re.compile(r"(\d+)(s|m|h)")
 _POLL_SECONDS = 20
 _POLL_ON_TERMINAL_SECONDS = 1
+_PATIENCE_SECONDS = 2  # so long nobody asks why it is not done yet
 
 
 def seconds_of(text: str) -> float:
@@ -57,6 +58,12 @@ class StepList:
         if steps[len(left) :]:
             self._present(steps[-1])
 
+    def note(self, sentence: str) -> None:
+        """A line between the steps."""
+        step, since, told = self._step, self._since, self._told_error
+        self._line(f"    {sentence}")
+        self._step, self._since, self._told_error = step, since, told
+
     def end(self) -> None:
         """Nothing is under way any more."""
         self._line("")
@@ -83,12 +90,47 @@ class StepList:
         self._told_error = error
 
 
-def wait_for(client: Client, operation_id: str | None, *, timeout: str = DEFAULT_TIMEOUT) -> dict[str, Any] | None:
-    """Return the operation when it has succeeded; None when there is none. Raises CommandFailed for every other end."""
+class Hindrances:
+    """What the thing itself says is not so: each statement is told once while waiting, and all that still hold at the end."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self._client, self._path = client, path
+        self._told: set[str] = set()
+
+    def look(self) -> list[str]:
+        """Each as `reason: sentence`; none when the thing is gone or has no conditions."""
+        if not self._path:
+            return []
+        try:
+            conditions = self._client.get(self._path).get("conditions") or []
+        except CommandFailed:
+            return []
+        return [_sentence(condition) for condition in conditions if condition["status"] == "false"]
+
+    def tell(self, steps: StepList) -> None:
+        for sentence in self.look():
+            if sentence not in self._told:
+                self._told.add(sentence)
+                steps.note(sentence)
+
+
+def _sentence(condition: dict[str, Any]) -> str:
+    return f"{condition['reason'] or condition['type']}: {condition['message']}".rstrip(": ")
+
+
+def wait_for(
+    client: Client, operation_id: str | None, *, timeout: str = DEFAULT_TIMEOUT, path: str = ""
+) -> dict[str, Any] | None:
+    """Return the operation when it has succeeded; None when there is none. Raises CommandFailed for every other end.
+
+    `path`: where the API shows the thing, whose false conditions are told meanwhile.
+    """
     if operation_id is None:
         return None
-    ends_at = time.monotonic() + seconds_of(timeout)
+    began = time.monotonic()
+    ends_at = began + seconds_of(timeout)
     steps, seen, wait = StepList(), "", "0ms"  # the first look answers at once
+    hindrances = Hindrances(client, path)
     poll = _POLL_ON_TERMINAL_SECONDS if sys.stderr.isatty() else _POLL_SECONDS
     try:
         while True:
@@ -99,8 +141,12 @@ def wait_for(client: Client, operation_id: str | None, *, timeout: str = DEFAULT
                 return _ended(operation, steps)
             left = ends_at - time.monotonic()
             if left <= 0:
-                raise _timed_out(operation_id, timeout)
-            wait = f"{max(1, int(min(poll, left) * 1000))}ms"
+                raise _timed_out(operation_id, timeout, hindrances.look())
+            is_slow = time.monotonic() - began >= _PATIENCE_SECONDS
+            if is_slow:
+                hindrances.tell(steps)
+            longest = poll if is_slow else min(poll, _PATIENCE_SECONDS)
+            wait = f"{max(1, int(min(longest, left) * 1000))}ms"
     except KeyboardInterrupt:
         say(f"\nIt goes on without you: bedplate operation wait {operation_id}")
         raise
@@ -125,5 +171,10 @@ def _ended(operation: dict[str, Any], steps: StepList) -> dict[str, Any]:
     )
 
 
-def _timed_out(operation_id: str, timeout: str) -> CommandFailed:
-    return CommandFailed(f"not done within {timeout}", hint=f"bedplate operation wait {operation_id}", exit_code=Exit.TIMED_OUT)
+def _timed_out(operation_id: str, timeout: str, hindrances: list[str]) -> CommandFailed:
+    return CommandFailed(
+        f"not done within {timeout}",
+        why="; ".join(hindrances),
+        hint=f"bedplate operation wait {operation_id}",
+        exit_code=Exit.TIMED_OUT,
+    )
