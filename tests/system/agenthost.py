@@ -55,8 +55,14 @@ class AgentHost:
         raise AssertionError(f"the agent does not answer: {log.read_text()[-3000:] if log.exists() else 'no log'}")
 
     async def call(self, verb: str, body: object, *, seconds: float = 30.0) -> Any:
-        request = Request(id=1, verb=verb, deadline_ms=int(seconds * 1000), body=codec.encode(body))
-        async with asyncio.timeout(seconds + 5):
+        answer = await self.answer(Request(id=1, verb=verb, deadline_ms=int(seconds * 1000), body=codec.encode(body)))
+        if answer.error is not None:
+            raise answer.error
+        return codec.decode(ANSWER[verb], answer.body)
+
+    async def answer(self, request: Request) -> Answer:
+        """What the agent answers; one connection a request."""
+        async with asyncio.timeout((request.deadline_ms or 30_000) / 1000 + 5):
             reader, writer = await asyncio.open_unix_connection(self.socket, limit=frames.MAX_LINE_BYTES)
             try:
                 writer.write(b'{"face":"rpc"}\n' + frames.encode(request))
@@ -67,12 +73,9 @@ class AgentHost:
                         raise ConnectionResetError("the agent closed the channel")
                     answer = frames.decode(line)
                     if isinstance(answer, Answer):
-                        break
+                        return answer
             finally:
                 writer.close()
-        if answer.error is not None:
-            raise answer.error
-        return codec.decode(ANSWER[verb], answer.body)
 
     async def ensure(self, kind: str, document: Any, *, seconds: float = 60.0) -> Succeeded:
         return await self._until_done(f"{kind}.ensure", document, seconds)
@@ -122,6 +125,13 @@ class AgentHost:
                 subprocess.run(["cp", "--reflink=auto", "--sparse=always", str(source / file.name), str(target)], check=True)
                 target.chmod(0o644)
         await self.ensure("image", image)
+
+    def put_blob(self, sha256: str, content: bytes) -> None:
+        """As an upload leaves it."""
+        blobs = self.host.disk / "var/lib/bedplate/images/sha256"
+        blobs.mkdir(parents=True, exist_ok=True)
+        (blobs / sha256).write_bytes(content)
+        (blobs / sha256).chmod(0o644)
 
     def leftovers(self) -> dict[str, list[str]]:
         """What a purge must leave nothing of: processes, links, mounts, files (`by what`)."""
