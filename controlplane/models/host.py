@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from ipaddress import IPv4Address, IPv6Address
 
-from sqlalchemy import CheckConstraint, Index, Text
+from sqlalchemy import CheckConstraint, Index, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY, INET, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -89,6 +89,7 @@ class Host(Versioned, Base):
         CheckConstraint("family(data_ipv4) = 4 AND family(data_ipv6) = 6", name="data_families"),
         CheckConstraint("tunnel_driver IN ('', 'kernel', 'userspace')", name="tunnel_driver_known"),
         CheckConstraint("family(underlay_ipv4) = 4 AND family(underlay_ipv6) = 6", name="underlay_families"),
+        Index("host_ring_idx", text("md5(id)")),
         Index("host_address_key", "address", "port", unique=True),
     )
 
