@@ -167,6 +167,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("route_id", "rule", "fallback_of", "provider_id", "model", name=op.f("route_provider_pkey")),
     )
     op.create_index(op.f("route_provider_provider_id_idx"), "route_provider", ["provider_id"], unique=False)
+    op.create_index("host_ring_idx", "host", [sa.literal_column("md5(id)")], unique=False)
     op.add_column(
         "key", sa.Column("model_limits", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False)
     )
