@@ -1,5 +1,5 @@
 """A whole deployment on one server with systemd: a VM by nested KVM, limited by its unit, that outlives killing, an agent's
-restart and a reboot of the server; nothing of it is left when the server is removed.
+restart and a reboot of the server; a model served from another; nothing of it is left when the server is removed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from controlplane.embedded.timeline import Timeline
 from hostagent.drivers.machine.qemu import OVERHEAD_BYTES
 from provisioning.lab.metal import MetalHost
 from tests.metal.observing import snapshot
-from tests.system.deployment import MIB, Deployed, Json
+from tests.system.deployment import EMBEDDING_MODEL, MIB, Deployed, Json
 from tests.system.enrolling import difference, eventually, fingerprint
 
 pytestmark = [
     pytest.mark.metal,
     pytest.mark.thorough,
     pytest.mark.slow,
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(2400),
     pytest.mark.caps("root", "qemu", "debootstrap"),
 ]
 PATIENCE = 3.0  # everything there is emulated
@@ -139,12 +139,26 @@ async def test_a_vm_lives_on_a_server_and_comes_back_after_its_reboot(deployed: 
     limited(metal, vm)  # by KVM again: its module is there before the agent
 
     await deployed.delete("one", seconds=120 * PATIENCE)
+    await serve_a_model(deployed)
     await deployed.cli("host", "remove", metal.name, "--yes", seconds=240 * PATIENCE)
 
     def left() -> dict[str, Any]:
         return {name: found for name, found in difference(before, snapshot(metal)).items() if not name.startswith("/root/")}
 
     await eventually(lambda: left() == {}, left, seconds=60 * PATIENCE)
+
+
+async def serve_a_model(deployed: OnMetal) -> None:
+    """By a replica in a VM: ready means that its engine has told the agent, from within the guest, which model it serves."""
+    api, path = deployed.stage.api, f"/v1/projects/{showcase.PROJECT}/endpoints"
+    await showcase.import_model(deployed.stage, EMBEDDING_MODEL)
+    await api.post(path, {"name": "embeddings", "model": EMBEDDING_MODEL, "isolation": "vm"})
+    seen = await api.until(f"{path}/embeddings", lambda seen: seen["status"] == "ready", seconds=2 * VM_SECONDS)
+    (replica,) = seen["replicas"]
+    assert (replica["isolation"], replica["driver"], replica["accelerator"]) == ("vm", "qemu", "kvm")
+    assert "emulated" not in seen["observed"]["isolation_reason"]
+    assert f"serving {EMBEDDING_MODEL}" in await deployed.cli("endpoint", "logs", "embeddings", "--tail", "1M", seconds=180)
+    await deployed.cli("endpoint", "delete", "embeddings", "--yes", seconds=120 * PATIENCE)
 
 
 def _until_another_pid(metal: MetalHost, vm: Json, pid: str) -> None:
