@@ -88,6 +88,22 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
+def measure_paths() -> list[dict[str, Any]]:
+    """Only what compares with the peers: a minute, which real-time priority may be given to."""
+
+    async def work(stage: Stage, directory: Path) -> list[dict[str, Any]]:
+        edge = Edge(directory)
+        try:
+            await edge.start()
+            rows = pace_rows(paced(stage, seconds=3, rounds=3))
+            return [*rows, *cost_rows(costs(stage, count=1000, rounds=5))]
+        finally:
+            await edge.close()
+
+    with staged() as stage, tempfile.TemporaryDirectory(prefix="bedplate-bench-") as directory:
+        return asyncio.run(work(stage, Path(directory)))
+
+
 def measure(*, is_quick: bool) -> list[dict[str, Any]]:
     rounds, count, turns = (2, 300, 20) if is_quick else (7, 2000, 200)
     request = request_failover(seconds=1 if is_quick else 3, rounds=1 if is_quick else 3)
@@ -158,9 +174,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean little")
+    parser.add_argument("--paths", action="store_true", help="only what compares with the peers")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    rows = measure(is_quick=options.quick)
+    rows = measure_paths() if options.paths else measure(is_quick=options.quick)
     cpu = next(
         (
             line.split(":")[1].strip()
@@ -173,7 +190,7 @@ def main() -> None:
         "name": "loadbalancer",
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{cpu}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, load {load:.2f}",
-        "command": "python -m tests.bench.loadbalancer" + (" --quick" if options.quick else ""),
+        "command": "python -m tests.bench.loadbalancer" + " --quick" * options.quick + " --paths" * options.paths,
         "rows": rows,
     }
     if options.json:
