@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.api.fleet import add_host, lay_ground
@@ -72,23 +74,16 @@ async def test_its_own_firewall_stands_in_nobodys_way(ground, member):
 
 
 async def test_alertmanager_ejects_and_brings_back(ground, member):
+    """By the bodies that Alertmanager 0.25.0 sent to a receiver of its webhooks."""
     assert (await member.post(LBS, json={**WEB, "backends": [{"vm": "one"}]})).status_code == 201
-    webhook = {
-        "version": "4",
-        "groupKey": '{}:{alertname="Slow"}',
-        "truncatedAlerts": 0,
-        "status": "firing",
-        "receiver": "bedplate",
-        "groupLabels": {"alertname": "Slow"},
-        "commonLabels": {},
-        "commonAnnotations": {},
-        "externalURL": "http://alertmanager.test",
-        "alerts": [{"status": "firing", "labels": {"alertname": "Slow"}, "annotations": {}, "fingerprint": "x"}],
-    }
+    firing, resolving = (
+        Path(__file__).with_name(f"alertmanager-{status}.json").read_bytes() for status in ("firing", "resolved")
+    )
+    headers = {"content-type": "application/json", "user-agent": "Alertmanager/0.25.0"}
     path = f"{LBS}/web/backends/one/eject"
-    fired = (await member.post(path, json=webhook)).json()["backends"][0]
-    assert (fired["wanted"], fired["ejected_reason"]) == ("ejected", "Slow")
-    resolved = (await member.post(path, json={**webhook, "status": "resolved"})).json()["backends"][0]
+    fired = (await member.post(path, content=firing, headers=headers)).json()["backends"][0]
+    assert (fired["wanted"], fired["ejected_reason"]) == ("ejected", "BackendErrors")
+    resolved = (await member.post(path, content=resolving, headers=headers)).json()["backends"][0]
     assert (resolved["wanted"], resolved["ejected_until"]) == ("active", None)
     for body in ({"seconds": 0}, {"seconds": 86_401}, {"status": "maybe"}, {"alerts": "x"}, {"alerts": [1]}):
         assert (await member.post(path, json=body)).status_code == 422, body
