@@ -202,6 +202,8 @@ class LimitSettings(Section):
 
     firewalls: int = Field(default=100, ge=1, le=10_000, description="Firewalls in a project.")
     addresses: int = Field(default=64, ge=0, le=10_000, description="Reserved addresses in a project.")
+    volumes: int = Field(default=1000, ge=0, le=100_000, description="Volumes in a project, without those of endpoints.")
+    snapshots: int = Field(default=1000, ge=0, le=100_000, description="Snapshots in a project.")
     loadbalancers: int = Field(default=64, ge=0, le=10_000, description="Load balancers in a project.")
 
 

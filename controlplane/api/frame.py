@@ -296,7 +296,7 @@ class Noun:
                 methods=[method],
                 status_code=status,
                 response_model=view,
-                operation_id=f"{self.plural}_{verb.replace('-', '_')}",
+                operation_id=f"{self.plural}_{verb}".replace("-", "_"),
                 summary=f"{verb.replace('-', ' ').capitalize()} {self.plural if verb == 'list' else self._title}",
                 description=(handler.__doc__ or "").strip() or None,
                 responses=_declared(method, errors) | (answers or {}),

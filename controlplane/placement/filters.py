@@ -1,18 +1,19 @@
 """The reasons why a host may not be taken, each an SQL expression over the host row with a name and a sentence.
 
 The one rule: a filter never looks at another table; `reserve` relies on it, because only the locked row is read again
-after a concurrent change.
+after a concurrent change. `disk` does, and so is only a look.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, false, func, literal, true
+from sqlalchemy import ColumnElement, and_, false, func, literal, or_, select, true
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import Text
 
 from controlplane.models.host import Host
+from controlplane.models.storage_pool import ROOM, StoragePool
 from controlplane.placement.request import PlacementRequest
 
 
@@ -105,6 +106,23 @@ def capacity(request: PlacementRequest) -> tuple[Filter, ...]:
             needed=request.reserved_memory_bytes,
             measure=FREE_MEMORY_BYTES,
         ),
+        *(_disk(pool, size_bytes) for pool, size_bytes in sorted(request.disks.items())),
+    )
+
+
+def _disk(pool: str, size_bytes: int) -> Filter:
+    """A look only: the room is taken by one statement on the pool's row, after the host is chosen. A host that has not told of
+    its pools yet is not held back.
+    """
+    here = StoragePool.host_id == Host.id, StoragePool.name == pool, StoragePool.is_available
+    free = select(ROOM).where(*here).scalar_subquery()
+    is_silent = ~select(StoragePool.id).where(StoragePool.host_id == Host.id).exists()
+    return Filter(
+        name="disk",
+        passes=or_(func.coalesce(size_bytes <= free, false()), is_silent),
+        reason=f"without {size_bytes} bytes of room in storage pool {pool}",
+        needed=size_bytes,
+        measure=func.coalesce(free, 0),
     )
 
 

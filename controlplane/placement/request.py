@@ -23,7 +23,7 @@ OVERHEAD_BYTES: Mapping[str, int] = {"cloud_hypervisor": 64 * MIB, "qemu": 128 *
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
     """`labels` must all be on the host with these values; empty `location` and `host` mean any. `needs_kvm`: a host that
-    would emulate the processor does not do.
+    would emulate the processor does not do. `disks`: bytes of new disks by the name of the storage pool.
     """
 
     vcpus: int
@@ -36,6 +36,7 @@ class PlacementRequest:
     role: str = "compute"
     needs_kvm: bool = False
     needs_tunnel: bool = False
+    disks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def drivers(self) -> tuple[str, ...]:

@@ -41,15 +41,19 @@ from controlplane.resources.loadbalancer.reconcile import NoticesReconciler
 from controlplane.resources.network import service as networks
 from controlplane.resources.network.reconcile import HostRoutesReconciler, HostTunnelReconciler, RoutesReconciler
 from controlplane.resources.network.schemas import NetworkCreate
+from controlplane.resources.snapshot.program import SnapshotProgram
 from controlplane.resources.vm import service as vms
 from controlplane.resources.vm.program import VmProgram
 from controlplane.resources.vm.schemas import VmCreate
+from controlplane.resources.volume.program import VolumeProgram
 from controlplane.settings import NetworkSettings, Settings
 from tests.fakehost import FakeHost
 
 GIB = 1 << 30
 PROGRAMS = (
     VmProgram,
+    VolumeProgram,
+    SnapshotProgram,
     ImageCopyProgram,
     ImageProgram,
     RoutesReconciler,
@@ -170,7 +174,9 @@ class Fleet:
         body = VmCreate.model_validate({"name": name, "image": "debian", "network": "net", "ssh_keys": [KEY], **wanted})
         async with self.database.session() as session:
             assert self.project
-            return (await vms.create(session, self.project, SYSTEM, self.world.sealer, body)).id
+            return (
+                await vms.create(session, self.project, SYSTEM, self.world.sealer, body, limits=self.world.settings.limits)
+            ).id
 
     async def change(self, vm_id: str, action: Callable[[AsyncSession, Vm], Awaitable[object]]) -> None:
         """What the route frame does around an action: lock, change, raise the generation."""

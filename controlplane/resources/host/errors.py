@@ -29,7 +29,7 @@ class HostAddressTaken(Conflict):
 
 
 class HostNotEmpty(Conflict):
-    """Machines still live on the host. Drain it, move or delete them, then remove it."""
+    """Machines, volumes or snapshots are still on the host. Drain it, move or delete them, then remove it."""
 
     code = "host.not_empty"
     title = "The host is not empty"

@@ -37,6 +37,7 @@ from controlplane.resources.host import artifacts, keys
 from controlplane.resources.host.artifacts import ArtifactStore
 from controlplane.resources.host.conditions import with_clock
 from controlplane.resources.host.learned import learn
+from controlplane.resources.storage_pool import service as pools
 from hostagent.protocol import codec
 from hostagent.protocol.enrol import ChangeLine, InstallPlan
 from hostagent.protocol.results import Running
@@ -136,6 +137,7 @@ class HostProgram(Program[Host, HostLinks]):
         async with self.tx() as tx:
             host = await tx.session.get_one(Host, self.subject_id)
             learn(host, facts, self.world.clock.now())
+            await pools.learn(tx.session, host, facts, self.world.clock.now())
             return tx.goto(self.equip)
 
     @step(within=timedelta(hours=1))
@@ -182,6 +184,7 @@ class HostProgram(Program[Host, HostLinks]):
             if facts is not None:
                 before = host.data_ipv4, host.data_ipv6
                 learn(host, facts, self.world.clock.now())
+                await pools.learn(tx.session, host, facts, self.world.clock.now())
                 if before != (host.data_ipv4, host.data_ipv6):
                     await _addresses_changed(tx.session, host)
             if host.state == "ready":

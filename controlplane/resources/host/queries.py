@@ -12,6 +12,8 @@ from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
 from controlplane.models.run import Run
+from controlplane.models.snapshot import Snapshot
+from controlplane.models.volume import Volume
 
 
 async def by_name_locked(session: AsyncSession, name: str) -> Host | None:
@@ -20,6 +22,14 @@ async def by_name_locked(session: AsyncSession, name: str) -> Host | None:
 
 async def bootstrap_key(session: AsyncSession) -> BootstrapKey | None:
     return await session.get(BootstrapKey, "bootstrap")
+
+
+async def disks_on(session: AsyncSession, host_id: str) -> Sequence[str]:
+    """Names of volumes and snapshots whose data lies there, a few."""
+    found: list[str] = []
+    for model in (Volume, Snapshot):
+        found += await session.scalars(select(model.name).where(model.host_id == host_id).order_by(model.name).limit(5))
+    return found
 
 
 async def failed_preflights(session: AsyncSession, address: str, port: int) -> Sequence[str]:

@@ -149,6 +149,8 @@ async def remove(session: AsyncSession, clock: Clock, host: Host, *, is_forgotte
     """
     if not is_forgotten and (host.reserved_vcpus or host.reserved_memory_bytes):
         raise HostNotEmpty(f"machines on {host.name} hold {host.reserved_vcpus} vCPUs", vcpus=host.reserved_vcpus)
+    if not is_forgotten and (names := await queries.disks_on(session, host.id)):
+        raise HostNotEmpty(f"volumes or snapshots lie on {host.name}: {', '.join(names)}", disks=[*names])
     if host.state != "removing":
         host.state, host.removing_at = "removing", clock.now()
     host.is_cordoned = True

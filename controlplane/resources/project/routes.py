@@ -44,6 +44,14 @@ async def update(call: Call, project: Ref, body: ProjectUpdate) -> Project:
     return row
 
 
+@noun.action("rotate-key", ProjectView, errors=[ProjectNotFound])
+async def rotate_key(call: Call, project: Ref) -> Project:
+    """Put a new key over the keys of the project's volumes and destroy the old one. No data is written anew."""
+    row = await call.load(Project, project)
+    await service.rotate_key(call.session, call.services.sealer, row)
+    return row
+
+
 @noun.delete(ProjectView, errors=[ProjectNotEmpty])
 async def delete(call: Call, project: Ref) -> None:
     """Delete an empty project."""

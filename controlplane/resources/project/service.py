@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.json import Json
+from controlplane.core.sealing import Sealer
+from controlplane.kernel import service as kernel
 from controlplane.models.project import Project
-from controlplane.resources.project import queries
+from controlplane.models.snapshot import Snapshot
+from controlplane.models.volume import Volume
+from controlplane.resources.project import keys, queries
 from controlplane.resources.project.errors import ProjectNotEmpty
 
 
@@ -38,6 +43,18 @@ async def create(
 def limits(quota: Mapping[str, int | None] | None) -> dict[str, int]:
     """What is limited at all."""
     return {name: most for name, most in (quota or {}).items() if most is not None}
+
+
+async def rotate_key(session: AsyncSession, sealer: Sealer, project: Project) -> None:
+    """A new key over the keys of all its volumes; hosts hear of it as they are reached. No data is written anew."""
+    await session.refresh(project, with_for_update=True)
+    await keys.rotate(session, sealer, project.id)
+    for model, program in ((Volume, "volume"), (Snapshot, "snapshot")):
+        changed = update(model).where(model.project_id == project.id, model.state.in_(["creating", "available", "retained"]))
+        changed = changed.values(generation=model.generation + 1).returning(model.id, model.host_id)
+        for row in (await session.execute(changed.execution_options(synchronize_session=False))).all():
+            if row[1] is not None:
+                await kernel.start(session, program, row[0], host_id=row[1])
 
 
 async def delete(session: AsyncSession, project: Project) -> None:

@@ -18,7 +18,7 @@ from controlplane.resources.model.plan import plan_of, workload
 from controlplane.resources.network.queries import is_encrypted
 from controlplane.resources.nic.service import allocate_nic
 from controlplane.resources.vm.service import place
-from controlplane.resources.volume.service import create_boot_volume
+from controlplane.resources.volume.service import create_root, unplaced_bytes
 
 PROGRAM = "replica"
 
@@ -35,12 +35,12 @@ async def create(session: AsyncSession, endpoint: Endpoint) -> tuple[Replica, Vm
     replica = Replica(id=replica_id, project_id=endpoint.project_id, endpoint_id=endpoint.id, vm_id=vm.id)
     session.add(replica)
     await session.flush()
+    if is_vm:
+        await create_root(session, vm, size_bytes=image.min_disk_bytes)
+        vm.placement = {**vm.placement, "disks": {**await unplaced_bytes(session, vm.id)}}
     await place(session, vm, image.architecture)
     assert endpoint.network_id is not None
     await allocate_nic(session, endpoint.network_id, owner_id=vm.id, host_id=vm.host_id)
-    if is_vm:
-        project_id, size_bytes = endpoint.project_id, image.min_disk_bytes
-        await create_boot_volume(session, project_id=project_id, owner_id=vm.id, image_id=image.id, size_bytes=size_bytes)
     await _open_port(session, endpoint, vm)
     await kernel.start(session, PROGRAM, replica.id, host_id=vm.host_id)
     return replica, vm

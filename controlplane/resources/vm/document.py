@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, cast
 
-from controlplane.models.host import Host
 from controlplane.models.image import Image
 from controlplane.models.nic import Nic
 from controlplane.models.vm import Vm
@@ -19,12 +18,10 @@ from hostagent.protocol.wanted import (
     KernelBoot,
     SeedWanted,
     VmWanted,
-    VolumeWanted,
     WorkloadWanted,
 )
 
 Driver = Literal["qemu", "cloud_hypervisor", "container", "fake"]
-Backend = Literal["qsd", "spdk", "fake"]
 
 
 def boot_of(image: Image, driver: str) -> KernelBoot | FirmwareBoot | None:
@@ -68,20 +65,3 @@ def images_of(vm: Vm) -> tuple[str, ...]:
     """Every image that must lie on the host before the machine starts: its own, and those that its workload mounts."""
     workload = codec.decode(WorkloadWanted, vm.workload).image_ids if vm.workload is not None else ()
     return tuple(dict.fromkeys(image_id for image_id in (vm.image_id, *workload) if image_id))
-
-
-def volume_document(volume: Volume, image: Image | None, *, epoch: int) -> VolumeWanted:
-    return VolumeWanted(
-        id=volume.id,
-        generation=Generation(epoch=epoch, number=volume.generation),
-        size_bytes=volume.size_bytes,
-        image_id=image.id if image else "",
-        image_file=image.root_file if image else "",
-        backend=cast("Backend", volume.backend),
-    )
-
-
-def backend_of(host: Host) -> Backend:
-    """The storage driver of new volumes on this host: `qsd` wherever there is one."""
-    found = (host.facts or {}).get("storage_drivers")
-    return "fake" if isinstance(found, list) and found == ["fake"] else "qsd"

@@ -26,13 +26,15 @@ from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.nic.queries import nics_of
 from controlplane.resources.nic.service import put_on_host, remove_nics
 from controlplane.resources.vm import guards, service
-from controlplane.resources.vm.document import backend_of, images_of, vm_document, volume_document
+from controlplane.resources.vm.document import images_of, vm_document
 from controlplane.resources.vm.request import request_for
-from controlplane.resources.volume.service import remove_boot_volumes
-from hostagent.protocol.wanted import Generation, VmWanted, VolumeWanted
+from controlplane.resources.volume.program import VolumeProgram
+from controlplane.resources.volume.queries import IN_ORDER
+from hostagent.protocol.wanted import Generation, VmWanted
 
 LOOK_SECONDS = 300
 SOON_SECONDS = 5
+LOOK_AT_DISKS_SECONDS = 5
 RETRY_PLACE_SECONDS = 15
 
 
@@ -64,26 +66,17 @@ class VmProgram(Program[Vm, HostLinks]):
         """Wait until the images lie whole on the host; a copy's own run uploads it, once for all VMs there."""
         if not await self.children_ready():
             return wait()
-        return goto(self.prepare)
-
-    @step(within=timedelta(minutes=10))
-    async def prepare(self) -> Outcome:
-        """Make the disk on the host, on top of the image; a container has none."""
-        assert self.subject.host_id is not None
-        document = await self._volume_document()
-        if document is None:
-            return goto(self.secure)
-        with refusals_park():
-            result = await self.world.hosts.ensure(self.subject.host_id, document)
-            if carried_out(result) is None:
-                return wait(seconds=2)
         async with self.tx() as tx:
-            volume = await self._volume(tx)
-            assert volume is not None
-            if volume.state == "creating":
-                volume.state, volume.ready_at = "available", func.now()
-            volume.observed_generation = volume.generation
-            return tx.goto(self.secure)
+            for volume in await self._volumes(tx):
+                self.spawn(VolumeProgram, volume.id, host_id=volume.host_id)
+            return tx.goto(self.prepare)
+
+    @step(within=timedelta(minutes=30))
+    async def prepare(self) -> Outcome:
+        """Wait until its disks are made; each has a run of its own. A container has none."""
+        if not await self.children_ready():
+            return wait()
+        return goto(self.secure)
 
     @step(within=timedelta(minutes=10))
     async def secure(self) -> Outcome:
@@ -114,6 +107,7 @@ class VmProgram(Program[Vm, HostLinks]):
             await self._note(tx, vm, state, {"held": bool(success.observed.get("held"))})
             vm.observed_generation = max(vm.observed_generation, document.generation.number)
             await self._settle_share(tx, vm)
+            await self._settle_disks(tx, document)
             return tx.goto(self.serve)
 
     @step(within=None)
@@ -137,23 +131,22 @@ class VmProgram(Program[Vm, HostLinks]):
 
     @step(within=timedelta(minutes=30))
     async def destroy(self) -> Outcome:
-        """Remove machine, then disk, from the host; then give back addresses and share, and tell who waits for room."""
+        """Remove machine, then its disks, from the host; then give back addresses and share, and tell who waits for room."""
         if not self.has_subject:
             return done()
         host_id = self.subject.host_id
         if host_id is not None and not await self._is_host_forgotten(host_id):
-            generation, volume = await self._last_words()
+            generation = await self._generation()
             with refusals_park():
                 gone = carried_out(await self.world.hosts.purge(host_id, "vm", self.subject_id, generation))
-                if gone is not None and volume is not None:
-                    gone = carried_out(await self.world.hosts.purge(host_id, "volume", volume.id, volume.generation))
             if gone is None:
                 return wait(seconds=2)
+        if not await self._disks_gone():
+            return wait(seconds=LOOK_AT_DISKS_SECONDS)
         async with self.tx() as tx:
             vm = await self._locked(tx)
             await loadbalancers.machine_changed(tx.session, vm.id)
             await remove_nics(tx.session, vm.id)
-            await remove_boot_volumes(tx.session, vm.id)
             await release(tx.session, vm.id)
             await emit(tx.session, "vm.deleted", "vm", vm.id, project_id=vm.project_id, body={"name": vm.name})
             await tx.session.delete(vm)
@@ -168,28 +161,44 @@ class VmProgram(Program[Vm, HostLinks]):
         query = select(Vm).where(Vm.id == self.subject_id).with_for_update(key_share=True)
         return (await tx.session.scalars(query)).one()
 
-    async def _volume(self, tx: Tx) -> Volume | None:
-        """The root disk, on the VM's host from now on; None: the machine has none."""
-        query = select(Volume).where(Volume.owner_id == self.subject_id, Volume.is_boot).with_for_update(key_share=True)
-        volume = (await tx.session.scalars(query)).one_or_none()
-        if volume is not None and volume.host_id is None and self.subject.host_id is not None:
-            host = await tx.session.get_one(Host, self.subject.host_id)
-            volume.host_id, volume.backend = host.id, backend_of(host)
-        return volume
+    async def _volumes(self, tx: Tx) -> list[Volume]:
+        """Its disks in their order, also those that are just being taken out."""
+        return list(await tx.session.scalars(select(Volume).where(Volume.vm_id == self.subject_id).order_by(*IN_ORDER)))
 
-    async def _volume_document(self) -> VolumeWanted | None:
+    async def _settle_disks(self, tx: Tx, document: VmWanted) -> None:
+        """What the host has carried out: disks that it was not told of any more are free; all others hear of it."""
+        told = {disk.volume_id for disk in document.disks}
+        for volume in await self._volumes(tx):
+            if volume.is_detaching and volume.id not in told:
+                volume.vm_id, volume.attached_at, volume.is_detaching, volume.delete_with_vm = None, None, False, False
+            self.signal(VolumeProgram, volume.id, "vm")
+
+    async def _disks_gone(self) -> bool:
+        """Those that leave with the machine are on their way; the others are free from now on."""
         async with self.tx() as tx:
-            volume = await self._volume(tx)
-            if volume is None:
-                return None
-            image = await tx.session.get_one(Image, volume.image_id) if volume.image_id else None
-            return volume_document(volume, image, epoch=await epoch.current(tx.session))
+            await self._locked(tx)
+            leaving = []
+            for volume in await self._volumes(tx):
+                if volume.delete_with_vm:
+                    leaving.append(volume.id)
+                    volume.state, volume.deleting_at, volume.is_protected = "deleting", func.now(), False
+                    self.spawn(VolumeProgram, volume.id, host_id=volume.host_id)
+                    self.destroy_child(VolumeProgram, volume.id)
+                elif volume.host_id is None:  # the machine never had a host: there is nothing to keep
+                    leaving.append(volume.id)
+                    volume.state, volume.deleting_at, volume.is_protected = "deleting", func.now(), False
+                    self.spawn(VolumeProgram, volume.id)
+                    self.destroy_child(VolumeProgram, volume.id)
+                else:
+                    volume.vm_id, volume.attached_at, volume.is_detaching = None, None, False
+                    self.signal(VolumeProgram, volume.id, "vm")
+            return not leaving
 
     async def _document(self) -> VmWanted:
         async with self.tx() as tx:
             vm = await self._locked(tx)
             image = await tx.session.get_one(Image, vm.image_id)
-            volumes = list(await tx.session.scalars(select(Volume).where(Volume.owner_id == vm.id).order_by(Volume.id)))
+            volumes = [volume for volume in await self._volumes(tx) if not volume.is_detaching]
             nics = (await nics_of(tx.session, [vm.id])).get(vm.id, [])
             number = await epoch.current(tx.session)
         user_data = b""
@@ -206,15 +215,6 @@ class VmProgram(Program[Vm, HostLinks]):
         """Whether the operator gave the host up: then nothing is said to it any more."""
         async with self.tx() as tx:
             return bool(await tx.session.scalar(select(Host.is_forgotten).where(Host.id == host_id)))
-
-    async def _last_words(self) -> tuple[Generation, VolumeWanted | None]:
-        """The generations under which the machine and its disk are purged."""
-        async with self.tx() as tx:
-            vm = await self._locked(tx)
-            volume = await tx.session.scalar(select(Volume).where(Volume.owner_id == vm.id, Volume.is_boot))
-            number = await epoch.current(tx.session)
-        document = volume_document(volume, None, epoch=number) if volume is not None else None
-        return Generation(epoch=number, number=vm.generation), document
 
     async def _note(self, tx: Tx, vm: Vm, state: str, detail: dict[str, str | int | float | bool | None]) -> None:
         """Write down what was seen; a change of power is an event."""

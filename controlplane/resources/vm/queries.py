@@ -18,6 +18,7 @@ from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.resources.nic.queries import nics_of
 from controlplane.resources.vm.conditions import Said, conditions_of, status_of
+from controlplane.resources.volume.queries import IN_ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class ShownVm:
     row: Vm
     image: str
     nics: Sequence[Nic]
-    root: Volume | None
+    volumes: Sequence[Volume]
     host: Host | None
     run: Run | None
 
@@ -103,6 +104,14 @@ class ShownVm:
     @property
     def ipv6(self) -> IPv6Address | None:
         return self.nics[0].ipv6 if self.nics else None
+
+    @property
+    def root(self) -> Volume | None:
+        return next((volume for volume in self.volumes if volume.is_boot), None)
+
+    @property
+    def volume_ids(self) -> list[str]:
+        return [volume.id for volume in self.volumes]
 
     @property
     def root_volume_id(self) -> str | None:
@@ -131,8 +140,9 @@ async def shown(session: AsyncSession, vms: Iterable[Vm]) -> list[ShownVm]:
     images = {row[0]: row[1] for row in await session.execute(image_names)}
     hosts_query = select(Host).where(Host.id.in_({row.host_id for row in rows if row.host_id}))
     hosts = {host.id: host for host in await session.scalars(hosts_query)}
-    roots_query = select(Volume).where(Volume.owner_id.in_(ids), Volume.is_boot)
-    roots = {volume.owner_id: volume for volume in await session.scalars(roots_query)}
+    volumes: dict[str, list[Volume]] = {}
+    for volume in await session.scalars(select(Volume).where(Volume.vm_id.in_(ids)).order_by(*IN_ORDER)):
+        volumes.setdefault(volume.vm_id or "", []).append(volume)
     runs_query = select(Run).where(Run.program == "vm", Run.subject.in_(ids), Run.finished_at.is_(None))
     runs = {run.subject: run for run in await session.scalars(runs_query.execution_options(populate_existing=True))}
     nics = await nics_of(session, ids)
@@ -141,7 +151,7 @@ async def shown(session: AsyncSession, vms: Iterable[Vm]) -> list[ShownVm]:
             row=row,
             image=images.get(row.image_id, ""),
             nics=nics.get(row.id, ()),
-            root=roots.get(row.id),
+            volumes=volumes.get(row.id, ()),
             host=hosts.get(row.host_id or ""),
             run=runs.get(row.id),
         )

@@ -7,7 +7,7 @@ from controlplane.placement.request import PlacementRequest
 
 
 def request_for(vm: Vm, architecture: str, *, vcpus: int | None = None, memory_bytes: int | None = None) -> PlacementRequest:
-    labels = vm.placement.get("labels")
+    labels, disks = vm.placement.get("labels"), vm.placement.get("disks")
     return PlacementRequest(
         vcpus=vcpus or vm.vcpus,
         memory_bytes=memory_bytes or vm.memory_bytes,
@@ -15,6 +15,7 @@ def request_for(vm: Vm, architecture: str, *, vcpus: int | None = None, memory_b
         architecture=architecture,
         labels={key: str(value) for key, value in labels.items()} if isinstance(labels, dict) else {},
         location=str(vm.placement.get("location") or ""),
+        disks={pool: int(str(size)) for pool, size in disks.items()} if isinstance(disks, dict) and vm.host_id is None else {},
         host=str(vm.placement.get("host") or ""),
         needs_kvm=bool(vm.placement.get("needs_kvm")),
         needs_tunnel=bool(vm.placement.get("needs_tunnel")),

@@ -61,7 +61,9 @@ router = noun.router
 async def create(call: Call, body: VmCreate) -> ShownVm:
     """Make a VM: its share of a host, its address and its disk are taken at once, or nothing is made and 507 says why."""
     assert call.project is not None
-    vm = await service.create(call.session, call.project, call.actor, call.services.sealer, body)
+    vm = await service.create(
+        call.session, call.project, call.actor, call.services.sealer, body, limits=call.services.settings.limits
+    )
     call.subject = vm
     return await queries.show(call.session, vm)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from ipaddress import IPv4Address, IPv6Address
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from controlplane.api.schemas import Condition, Input, Labels, Name, Progress, Resource, View
+from controlplane.api.schemas import Condition, Input, Labels, Name, Progress, Resource, View, wrong_field
+from controlplane.resources.volume.schemas import VolumeCreate
 
 MIB = 1 << 20
 MAX_VCPUS = 512
@@ -38,6 +39,33 @@ class PlacementSpec(Input):
     )
 
 
+class VmVolume(Input):
+    """A volume of the project that is in no VM (`volume`), or a new one (`name` and what it is)."""
+
+    volume: Ref | None = Field(default=None, description="Name or id of a volume that exists.", examples=["data-1"])
+    name: Name | None = Field(default=None, description="Name of a new volume.", examples=["data-2"])
+    size_bytes: int | None = Field(
+        default=None, ge=MIB, le=MAX_DISK_BYTES, multiple_of=MIB, description="Size of a new volume.", examples=[10737418240]
+    )
+    snapshot: Ref | None = Field(default=None, description="A new volume begins as this snapshot.", examples=[None])
+    pool: Name = Field(default="primary", description="Storage pool of a new volume.", examples=["primary"])
+    delete_with_vm: bool = Field(default=False, description="Whether it goes when the VM is deleted.", examples=[False])
+
+    @model_validator(mode="after")
+    def _is_old_or_new(self) -> Self:
+        if (self.volume is None) == (self.name is None):
+            raise wrong_field("volume", "give the name of a volume that exists, or a name for a new one")
+        if self.volume is not None and self.model_fields_set & {"size_bytes", "snapshot", "pool"}:
+            raise wrong_field("volume", "what exists has size, pool and content already")
+        if self.name is not None and self.size_bytes is None and self.snapshot is None:
+            raise wrong_field("size_bytes", "an empty volume needs a size")
+        return self
+
+    def as_volume(self) -> VolumeCreate:
+        given = self.model_dump(include={"name", "size_bytes", "snapshot", "pool"}, exclude_unset=True)
+        return VolumeCreate.model_validate(given)
+
+
 class VmCreate(Input):
     """A new VM."""
 
@@ -55,6 +83,12 @@ class VmCreate(Input):
         multiple_of=MIB,
         description="Size of the root disk; left out: what the image needs.",
         examples=[10737418240],
+    )
+    volumes: list[VmVolume] = Field(
+        default_factory=list,
+        max_length=15,
+        description="Disks besides the root one; they outlive the VM unless they say otherwise.",
+        examples=[[{"name": "data-1", "size_bytes": 10737418240}]],
     )
     user: UserName | None = Field(default=None, description="The login user; left out: the image's.", examples=["debian"])
     ssh_keys: list[SshKey] = Field(
@@ -164,6 +198,9 @@ class VmView(Resource):
     ipv6: IPv6Address | None = Field(description="The first interface's IPv6 address.", examples=["fd4e:1b2c:3d4f::2"])
     nics: list[NicView] = Field(description="Its interfaces.", examples=[[]])
     root_volume_id: str | None = Field(description="The root disk.", examples=["vol_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    volume_ids: list[str] = Field(
+        description="All its disks, the root one first.", examples=[["vol_01jd2x4k3fe8v9m2q7t5w0y6za"]]
+    )
     wanted: VmWantedView = Field(description="What the last change asked for.", examples=[{}])
     observed: VmObservedView = Field(description="What the host last said.", examples=[{}])
     conditions: list[Condition] = Field(description="What holds and what does not, with reasons.", examples=[[]])

@@ -24,6 +24,7 @@ from controlplane.models.project import Project
 from controlplane.models.vm import Vm
 from controlplane.placement.explain import count_rejections, explain
 from controlplane.placement.queue import count_ahead
+from controlplane.placement.request import PlacementRequest
 from controlplane.placement.reserve import Placement, reserve, resize_reservation
 from controlplane.resources.image.errors import ImageNotAvailable
 from controlplane.resources.loadbalancer import service as loadbalancers
@@ -47,18 +48,22 @@ from controlplane.resources.vm.errors import (
     VmStopped,
 )
 from controlplane.resources.vm.request import request_for
-from controlplane.resources.vm.schemas import VmCreate, VmResize, VmUpdate
-from controlplane.resources.volume.service import create_boot_volume
+from controlplane.resources.vm.schemas import VmCreate, VmResize, VmUpdate, VmVolume
+from controlplane.resources.volume import service as volumes
+from controlplane.settings import LimitSettings
 
 PROGRAM = "vm"
+MOST_TRIES = 3
 
 
 def seal_context(vm_id: str) -> str:
     return f"vm.user_data:{vm_id}"
 
 
-async def create(session: AsyncSession, project: Project, actor: Actor, sealer: Sealer, wanted: VmCreate) -> Vm:
-    """Write the VM with its disk and interface, placed and reserved; raises the errors of this noun, keeping nothing."""
+async def create(
+    session: AsyncSession, project: Project, actor: Actor, sealer: Sealer, wanted: VmCreate, *, limits: LimitSettings
+) -> Vm:
+    """Write the VM with its disks and interface, placed and reserved; raises the errors of this noun, keeping nothing."""
     image = await _image(session, wanted.image)
     network_id = await _network_id(session, project.id, wanted.network)
     disk_bytes = _disk_bytes(wanted, image)
@@ -71,6 +76,8 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
     vm.placement = {**vm.placement, "needs_tunnel": await is_encrypted(session, network_id)}
     session.add(vm)
     await session.flush()
+    await volumes.create_root(session, vm, size_bytes=disk_bytes)
+    await _add_volumes(session, vm, wanted.volumes, limits)
     await place(session, vm, image.architecture)
     if vm.host_id is None and wanted.on_no_capacity == "fail":
         assert vm.shortage is not None
@@ -79,9 +86,28 @@ async def create(session: AsyncSession, project: Project, actor: Actor, sealer: 
         await allocate_nic(session, network_id, owner_id=vm.id, host_id=vm.host_id)
     except NetworkNotFound as error:  # it was there a moment ago
         raise VmNetworkUnknown(f"network {wanted.network} was deleted meanwhile") from error
-    await create_boot_volume(session, project_id=project.id, owner_id=vm.id, image_id=image.id, size_bytes=disk_bytes)
     await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
     return vm
+
+
+async def _add_volumes(session: AsyncSession, vm: Vm, wanted: list[VmVolume], limits: LimitSettings) -> None:
+    """Volumes that exist bind the machine to their host; new ones come to its host with it."""
+    if any(item.volume is None for item in wanted):
+        await volumes.check_count(session, vm.project_id, most=limits.volumes - len(wanted) + 1)
+    host_ids: set[str] = set()
+    for index, item in enumerate(wanted):
+        if item.volume is None:
+            volume = await volumes.describe(session, vm.project_id, item.as_volume())
+            session.add(volume)
+        else:
+            volume = await volumes.free_one(session, vm.project_id, item.volume, pointer=f"/volumes/{index}/volume")
+        host_ids |= {volume.host_id} if volume.host_id else set()
+        volume.vm_id, volume.attached_at, volume.delete_with_vm = vm.id, func.now(), item.delete_with_vm
+        await session.flush()
+    await volumes.check_hosts(session, {*host_ids, *filter(None, [str(vm.placement.get("host") or "")])})
+    if host_ids:
+        vm.placement = {**vm.placement, "host": host_ids.pop()}
+    vm.placement = {**vm.placement, "disks": {**await volumes.unplaced_bytes(session, vm.id)}}
 
 
 def _row(project: Project, wanted: VmCreate, image: Image, sealer: Sealer, *, host: str | None) -> Vm:
@@ -136,7 +162,7 @@ async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement |
     """Reserve for a waiting VM, or write down what runs short; the caller holds the row's lock."""
     request = request_for(vm, architecture)
     ahead = await count_ahead(session, vm, request)
-    placement = await reserve(session, vm.id, request) if ahead == 0 else None
+    placement = await _reserved(session, vm, request) if ahead == 0 else None
     if placement is None:
         explanation = await explain(session, request)
         count_rejections(explanation)
@@ -145,6 +171,18 @@ async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement |
         vm.state, vm.host_id, vm.driver, vm.shortage = "placed", placement.host_id, placement.driver, None
     await session.flush()
     return placement
+
+
+async def _reserved(session: AsyncSession, vm: Vm, request: PlacementRequest) -> Placement | None:
+    """The share of a host and the room for the machine's new disks there, both or neither."""
+    for _ in range(MOST_TRIES):
+        savepoint = await session.begin_nested()
+        placement = await reserve(session, vm.id, request)
+        if placement is None or await volumes.put_machine_on_host(session, vm.id, placement.host_id):
+            await savepoint.commit()
+            return placement
+        await savepoint.rollback()  # somebody took the room meanwhile
+    return None
 
 
 def _words_of_queue(ahead: int) -> dict[str, Json]:

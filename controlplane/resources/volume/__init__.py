@@ -1,1 +1,1 @@
-"""Disks. Now: the root disk that is made and goes with its machine."""
+"""Disks: made, attached, grown, limited, deleted; the root disk of a machine is one of them."""

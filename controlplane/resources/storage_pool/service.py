@@ -1,0 +1,129 @@
+"""Learning pools, and giving their room away. The one rule: the check and the taking are one statement on the pool's row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.core.ids import Kind, new_id
+from controlplane.kernel.incident import open_incident, resolve_incident
+from controlplane.models.host import Host
+from controlplane.models.storage_pool import ROOM, StoragePool
+from controlplane.resources.storage_pool.errors import StoragePoolNoSpace
+from controlplane.resources.storage_pool.queries import low_words
+from hostagent.protocol.facts import HostFacts, PoolFact
+
+PRIMARY = "primary"
+LOW = "storage_pool.low"
+MISSING = "storage_pool.missing"
+MOST_TRIES = 10
+
+
+async def learn(session: AsyncSession, host: Host, facts: HostFacts, now: datetime) -> None:
+    """The host's pools as it sees them; those that it does not name any more are not available. Alarms follow."""
+    found = facts.pools or (
+        PoolFact(
+            name=PRIMARY, total_bytes=facts.state_total_bytes, free_bytes=min(facts.state_free_bytes, facts.state_total_bytes)
+        ),
+    )
+    for pool in found:
+        values = {
+            "total_bytes": pool.total_bytes,
+            "free_bytes": min(pool.free_bytes, pool.total_bytes),
+            "is_available": pool.is_available,
+            "seen_at": now,
+        }
+        made = insert(StoragePool).values(id=new_id(Kind.STORAGE_POOL), host_id=host.id, name=pool.name, **values)
+        await session.execute(made.on_conflict_do_update(index_elements=[StoragePool.host_id, StoragePool.name], set_=values))
+    others = StoragePool.host_id == host.id, StoragePool.name.not_in([pool.name for pool in found])
+    await session.execute(update(StoragePool).where(*others).values(is_available=False))
+    query = select(StoragePool).where(StoragePool.host_id == host.id).order_by(StoragePool.name)
+    for row in await session.scalars(query.execution_options(populate_existing=True)):
+        await _alarm(session, row, host.name)
+
+
+async def _alarm(session: AsyncSession, row: StoragePool, host: str) -> None:
+    if row.is_available and row.is_low:
+        context = {"host_id": row.host_id, "pool": row.name, "free_bytes": row.free_bytes, "total_bytes": row.total_bytes}
+        await open_incident(session, LOW, row.id, low_words(row, host), context)
+    else:
+        await resolve_incident(session, LOW, row.id, by="host")
+    if not row.is_available and row.reserved_bytes:
+        words = f"Host {host} does not see pool {row.name}, which holds volumes: mount its disk again."
+        await open_incident(session, MISSING, row.id, words, {"host_id": row.host_id, "pool": row.name})
+    else:
+        await resolve_incident(session, MISSING, row.id, by="host")
+
+
+async def take(session: AsyncSession, host_id: str, name: str, size_bytes: int) -> int | None:
+    """Promise that much of the host's pool. What is held then, or None when there is no room, or no such pool.
+
+    A host that has said nothing of its pools yet is taken at its word later: nothing is held.
+    """
+    fits = StoragePool.is_available, size_bytes <= ROOM
+    here = StoragePool.host_id == host_id, StoragePool.name == name
+    change = update(StoragePool).where(*here, *fits).values(reserved_bytes=StoragePool.reserved_bytes + size_bytes)
+    change = change.returning(StoragePool.id).execution_options(synchronize_session=False)
+    if (await session.execute(change)).one_or_none() is not None:
+        return size_bytes
+    known = await session.scalar(select(func.count()).select_from(StoragePool).where(StoragePool.host_id == host_id))
+    return 0 if not known and name == PRIMARY else None
+
+
+async def give_back(session: AsyncSession, host_id: str | None, name: str, size_bytes: int) -> None:
+    """Of a host that was forgotten nothing is left to give back."""
+    if not size_bytes:
+        return
+    here = StoragePool.host_id == host_id, StoragePool.name == name
+    less = func.greatest(StoragePool.reserved_bytes - size_bytes, 0)
+    change = update(StoragePool).where(*here).values(reserved_bytes=less)
+    await session.execute(change.execution_options(synchronize_session=False))
+
+
+async def choose(session: AsyncSession, name: str, size_bytes: int, *, architecture: str = "") -> tuple[str, int]:
+    """The ready host whose pool of that name has most room, with the room taken. Raises StoragePoolNoSpace."""
+    usable = Host.state == "ready", Host.is_cordoned.is_(False), Host.link != "lost", Host.roles.contains(["compute"])
+    query = select(StoragePool.host_id).join(Host, Host.id == StoragePool.host_id).where(*usable, StoragePool.name == name)
+    if architecture:
+        query = query.where(Host.architecture == architecture)
+    query = query.where(StoragePool.is_available).order_by(ROOM.desc(), StoragePool.id)
+    for host_id in list(await session.scalars(query.limit(MOST_TRIES))):
+        if (held := await take(session, host_id, name, size_bytes)) is not None:
+            return host_id, held
+    raise no_space(await shortage(session, name, size_bytes), name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Why no pool takes it: of `pools` with the name, `missing` are not there, the others have at most `most_free_bytes`."""
+
+    needed_bytes: int
+    pools: int
+    missing: int
+    most_free_bytes: int
+
+
+async def shortage(session: AsyncSession, name: str, size_bytes: int, host_id: str = "") -> Shortage:
+    room = func.greatest(func.max(ROOM).filter(StoragePool.is_available), 0)
+    missing = func.count().filter(StoragePool.is_available.is_(False))
+    query = select(func.count(), missing, room).where(StoragePool.name == name)
+    row = (await session.execute(query.where(StoragePool.host_id == host_id) if host_id else query)).one()
+    return Shortage(needed_bytes=size_bytes, pools=row[0], missing=row[1], most_free_bytes=int(row[2] or 0))
+
+
+def no_space(short: Shortage, name: str) -> StoragePoolNoSpace:
+    where = f"None of {short.pools} pools {name}" if short.pools != 1 else f"Pool {name}"
+    verb = "has" if short.pools != 1 else "does not have"
+    words = f"{where} {verb} {short.needed_bytes} bytes of room (most: {short.most_free_bytes}"
+    return StoragePoolNoSpace(
+        words + (f"; {short.missing} are not there)." if short.missing else ")."),
+        pool=name,
+        pools=short.pools,
+        missing=short.missing,
+        needed_bytes=short.needed_bytes,
+        most_free_bytes=short.most_free_bytes,
+    )
