@@ -48,6 +48,6 @@ class StoragePool(Stamped, Base):
 
 ROOM: ColumnElement[int] = (
     func.least(StoragePool.total_bytes - StoragePool.reserved_bytes, StoragePool.free_bytes)
-    - StoragePool.total_bytes * KEPT_FREE_PERCENT / 100
+    - StoragePool.total_bytes * KEPT_FREE_PERCENT // 100
 )
 """What may be promised: should all that was promised be written one day, and what could be written now."""

@@ -139,7 +139,7 @@ class VolumeProgram(Program[Volume, HostLinks]):
         """Whether what is retained has been kept long enough; from then on it is not restored any more."""
         async with self.tx() as tx:
             volume = await self._locked(tx)
-            is_over = volume.state == "retained" and bool(await tx.session.scalar(select(func.now() >= volume.purge_at)))
+            is_over = volume.purge_at is not None and volume.purge_at <= self.world.clock.now()
             if is_over:
                 volume.state, volume.purge_at, volume.is_protected = "deleting", None, False
             return is_over

@@ -332,8 +332,8 @@ async def update(session: AsyncSession, volume: Volume, changes: VolumeUpdate) -
         del sent["limits"]
     for name, value in sent.items():
         setattr(volume, name, value)
-    if volume.state == "retained":
-        volume.purge_at = Volume.deleting_at + timedelta(hours=volume.retention_hours)  # type: ignore[assignment]
+    if volume.state == "retained" and volume.deleting_at is not None:
+        volume.purge_at = volume.deleting_at + timedelta(hours=volume.retention_hours)
     _check_backend(volume)
     return volume
 
@@ -353,8 +353,9 @@ async def remove(session: AsyncSession, volume: Volume) -> Volume:
         raise VolumeInUse(f"snapshot {name} of {volume.name} is being taken")
     await kernel.start(session, PROGRAM, volume.id, host_id=volume.host_id)
     if volume.state == "available" and volume.retention_hours:
+        now = (await session.execute(select(func.now()))).scalar_one()
         hours = timedelta(hours=volume.retention_hours)
-        volume.state, volume.deleting_at, volume.purge_at = "retained", func.now(), func.now() + hours  # type: ignore[assignment]
+        volume.state, volume.deleting_at, volume.purge_at = "retained", now, now + hours
         return volume
     await kernel.destroy(session, PROGRAM, volume.id)
     volume.state, volume.deleting_at = "deleting", func.now()

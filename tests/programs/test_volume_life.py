@@ -1,0 +1,242 @@
+"""The life of volumes and snapshots on hosts with fake drivers: made, attached, grown, locked, rotated, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.authz.service import SYSTEM
+from controlplane.kernel.harness import Harness, Scenario
+from controlplane.kernel.world import World
+from controlplane.models.project import Project
+from controlplane.models.project_key import ProjectKey, VolumeKey, VolumeKeyUse
+from controlplane.models.snapshot import Snapshot
+from controlplane.models.storage_pool import StoragePool
+from controlplane.models.vm import Vm
+from controlplane.models.volume import Volume
+from controlplane.resources.project import service as projects
+from controlplane.resources.snapshot import service as snapshots
+from controlplane.resources.snapshot.schemas import SnapshotTake
+from controlplane.resources.storage_pool import service as pools
+from controlplane.resources.volume import service as volumes
+from controlplane.resources.volume.schemas import VolumeAttach, VolumeCreate
+from hostagent.protocol.wanted import VmWanted, VolumeWanted
+from tests.fakehost import FakeHost
+from tests.programs.fleet import Fleet, open_fleet
+
+SIZE = 1 << 22
+
+
+@pytest.fixture
+async def fleet(database_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with open_fleet(database_url, tmp_path) as fleet:
+        await add_host(fleet, "a")
+        yield fleet
+
+
+async def add_host(fleet: Fleet, name: str) -> FakeHost:
+    """With its pools learned, as its program does."""
+    from controlplane.models.host import Host
+
+    fake = await fleet.add_host(name)
+    async with fleet.database.session() as session:
+        host = await session.get_one(Host, fake.id)
+        await pools.learn(session, host, fake.facts, fleet.world.clock.now())
+    return fake
+
+
+async def create(fleet: Fleet, name: str = "data", **wanted: Any) -> str:
+    body = VolumeCreate.model_validate({"name": name, **({} if wanted.get("snapshot") else {"size_bytes": SIZE}), **wanted})
+    async with fleet.database.session() as session:
+        assert fleet.project
+        return (await volumes.create(session, fleet.project.id, SYSTEM, body, most=100)).id
+
+
+async def change(fleet: Fleet, volume_id: str, action: Callable[[AsyncSession, Volume], Awaitable[object]]) -> None:
+    """What the route frame does around an action: lock machine and volume, change, raise the generation."""
+    async with fleet.database.session() as session:
+        assert fleet.project
+        await volumes.lock_machine_of(session, fleet.project.id, volume_id)
+        volume = (await session.scalars(select(Volume).where(Volume.id == volume_id).with_for_update(key_share=True))).one()
+        await action(session, volume)
+        volume.generation += 1
+
+
+async def attach(fleet: Fleet, volume_id: str, vm_id: str) -> None:
+    async with fleet.database.session() as session:
+        vm = (await session.scalars(select(Vm).where(Vm.id == vm_id).with_for_update(key_share=True))).one()
+        volume = (await session.scalars(select(Volume).where(Volume.id == volume_id).with_for_update(key_share=True))).one()
+        await volumes.attach(session, volume, vm, VolumeAttach(vm=vm_id))
+        volume.generation += 1
+
+
+async def detach(fleet: Fleet, volume_id: str) -> None:
+    async with fleet.database.session() as session:
+        assert fleet.project
+        vm = await volumes.lock_machine_of(session, fleet.project.id, volume_id)
+        volume = (await session.scalars(select(Volume).where(Volume.id == volume_id).with_for_update(key_share=True))).one()
+        await volumes.detach(session, volume, vm)
+        volume.generation += 1
+
+
+async def row(fleet: Fleet, volume_id: str) -> Volume | None:
+    async with fleet.database.session() as session:
+        return await session.get(Volume, volume_id)
+
+
+async def until_settled(fleet: Fleet, volume_id: str) -> Volume:
+    async def is_settled() -> bool:
+        found = await row(fleet, volume_id)
+        return found is not None and found.state == "available" and found.observed_generation == found.generation
+
+    await fleet.until(is_settled, f"{volume_id} settled")
+    found = await row(fleet, volume_id)
+    assert found
+    return found
+
+
+async def until_gone(fleet: Fleet, model: type[Any], object_id: str) -> None:
+    async def is_gone() -> bool:
+        async with fleet.database.session() as session:
+            return await session.get(model, object_id) is None
+
+    await fleet.until(is_gone, f"{object_id} gone")
+
+
+async def count(fleet: Fleet, *models: Any) -> int:
+    async with fleet.database.session() as session:
+        return sum([await session.scalar(select(func.count()).select_from(model)) or 0 for model in models])
+
+
+async def reserved(fleet: Fleet) -> int:
+    async with fleet.database.session() as session:
+        return int(await session.scalar(select(func.sum(StoragePool.reserved_bytes))) or 0)
+
+
+async def test_made_attached_detached_and_destroyed_with_its_key(fleet: Fleet) -> None:
+    vm_id, volume_id = await fleet.create_vm(), await create(fleet)
+    (fake,) = fleet.hosts.values()
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        volume = await until_settled(fleet, volume_id)
+        assert (volume.observed_state, volume.is_encrypted, await count(fleet, VolumeKey)) == ("idle", True, 2)
+        await attach(fleet, volume_id, vm_id)
+        volume = await until_settled(fleet, volume_id)
+        document = fake.agent.documents.get("vm", vm_id)
+        assert isinstance(document, VmWanted)
+        assert [disk.is_boot for disk in document.disks] == [True, False]
+        assert document.disks[1].volume_id == volume_id
+        await detach(fleet, volume_id)
+        volume = await until_settled(fleet, volume_id)
+        assert (volume.vm_id, volume.is_detaching) == (None, False)
+        await attach(fleet, volume_id, vm_id)
+        await until_settled(fleet, volume_id)
+        await fleet.delete_vm(vm_id)
+        await fleet.until_gone(vm_id)
+        volume = await until_settled(fleet, volume_id)
+        assert volume.vm_id is None, "volumes outlive their machine"
+        assert await count(fleet, Volume) == 1, "but not its root disk"
+        await change(fleet, volume_id, volumes.remove)
+        await until_gone(fleet, Volume, volume_id)
+    assert await fleet.on_hosts() == []
+    assert await count(fleet, VolumeKey, VolumeKeyUse) == 0, "without its key the data is noise"
+    assert await reserved(fleet) == 0
+
+
+async def test_growing_says_when_it_takes_effect(fleet: Fleet) -> None:
+    volume_id = await create(fleet)
+    async with fleet.running():
+        await until_settled(fleet, volume_id)
+        await change(fleet, volume_id, lambda session, volume: volumes.grow(session, volume, 2 * SIZE))
+        volume = await until_settled(fleet, volume_id)
+    assert (volume.observed_size_bytes, volume.takes_effect, await reserved(fleet)) == (2 * SIZE, "now", 2 * SIZE)
+
+
+async def test_a_snapshot_outlives_its_volume_and_clones_need_its_key(fleet: Fleet) -> None:
+    volume_id = await create(fleet)
+    async with fleet.running():
+        await until_settled(fleet, volume_id)
+        async with fleet.database.session() as session:
+            volume = await session.get_one(Volume, volume_id)
+            snapshot_id = (await snapshots.take(session, volume, SnapshotTake(name="before"), most=10)).id
+
+        async def is_taken() -> bool:
+            async with fleet.database.session() as session:
+                return (await session.get_one(Snapshot, snapshot_id)).state == "available"
+
+        await fleet.until(is_taken, "snapshot taken")
+        clone_id = await create(fleet, "clone", snapshot="before")
+        await until_settled(fleet, clone_id)
+        await change(fleet, volume_id, volumes.remove)
+        await until_gone(fleet, Volume, volume_id)
+        async with fleet.database.session() as session:
+            needed = await session.scalars(select(VolumeKeyUse.key_id).where(VolumeKeyUse.subject_id == clone_id))
+            assert volume_id in set(needed), "the clone reads what lies under its origin's key"
+        await change(fleet, clone_id, volumes.remove)
+        await until_gone(fleet, Volume, clone_id)
+        async with fleet.database.session() as session:
+            snapshot = await session.get_one(Snapshot, snapshot_id)
+            await snapshots.remove(session, snapshot)
+            snapshot.generation += 1
+        await until_gone(fleet, Snapshot, snapshot_id)
+    assert await count(fleet, VolumeKey) == 0
+    assert await reserved(fleet) == 0
+    assert await fleet.on_hosts() == []
+
+
+async def test_keys_are_rotated_and_the_old_one_is_gone(fleet: Fleet) -> None:
+    volume_id = await create(fleet)
+    async with fleet.running():
+        await until_settled(fleet, volume_id)
+        async with fleet.database.session() as session:
+            before = (await session.scalars(select(ProjectKey.id))).one()
+            wrapped = (await session.scalars(select(VolumeKey.wrapped))).one()
+            assert fleet.project
+            await projects.rotate_key(session, fleet.world.sealer, await session.get_one(Project, fleet.project.id))
+        await until_settled(fleet, volume_id)
+    async with fleet.database.session() as session:
+        key = (await session.scalars(select(VolumeKey))).one()
+        assert (await session.scalars(select(ProjectKey.id))).one() == key.project_key_id != before
+        assert key.wrapped != wrapped
+    (fake,) = fleet.hosts.values()
+    document = fake.agent.documents.get("volume", volume_id)
+    assert isinstance(document, VolumeWanted)
+    assert document.encryption.kek is not None
+    assert document.encryption.kek.id == key.project_key_id
+
+
+async def test_what_is_retained_comes_back_or_goes_when_its_time_is_over(fleet: Fleet) -> None:
+    volume_id = await create(fleet, retention_hours=1)
+    async with fleet.running():
+        await until_settled(fleet, volume_id)
+        await change(fleet, volume_id, volumes.remove)
+        assert (await row(fleet, volume_id)).state == "retained"  # type: ignore[union-attr]
+        await change(fleet, volume_id, volumes.restore)
+        await until_settled(fleet, volume_id)
+        await change(fleet, volume_id, volumes.remove)
+        async with fleet.database.session() as session:
+            await session.execute(update(Volume).where(Volume.id == volume_id).values(purge_at=func.now()))
+        await fleet.tell("volume", volume_id)
+        await until_gone(fleet, Volume, volume_id)
+    assert await fleet.on_hosts() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_volume_under_every_fault(fleet: Fleet) -> None:
+    async def make(world: World[Any], number: int) -> str:
+        del world
+        return await create(fleet, f"data-{number}", image="debian")
+
+    async def leftovers(world: World[Any], subject: str) -> Sequence[str]:
+        del world, subject
+        left = [f"{await count(fleet, Volume, VolumeKey, VolumeKeyUse)} rows"] if await count(fleet, Volume, VolumeKey) else []
+        return left + await fleet.on_hosts() + ([f"{held} bytes reserved"] if (held := await reserved(fleet)) else [])
+
+    scenario = Scenario(registry=fleet.registry, program="volume", make=make, leftovers=leftovers)
+    assert await Harness(fleet.world, scenario).run() > 8
