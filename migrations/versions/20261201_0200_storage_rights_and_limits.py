@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "20261201_0200"
-down_revision = "20261130_2100"
+down_revision = "20261201_0100"
 
 
 def upgrade() -> None:
@@ -137,6 +137,20 @@ def upgrade() -> None:
     )
     op.create_index(op.f("member_user_id_idx"), "member", ["user_id"], unique=False)
     op.create_table(
+        "project_key",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("public_key", sa.Text(), nullable=False),
+        sa.Column("private_sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("retired_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("public_key <> ''", name=op.f("project_key_has_public_half")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("project_key_project_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("project_key_pkey")),
+    )
+    op.create_index("project_key_active_key", "project_key", ["project_id"], unique=True, postgresql_where="retired_at IS NULL")
+    op.create_table(
         "session",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("user_id", sa.Text(), nullable=False),
@@ -154,6 +168,68 @@ def upgrade() -> None:
     )
     op.create_index(op.f("session_user_id_idx"), "session", ["user_id"], unique=False)
     op.create_table(
+        "snapshot",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("description", sa.Text(), server_default="", nullable=False),
+        sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
+        sa.Column("is_protected", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("volume_id", sa.Text(), nullable=False),
+        sa.Column("volume_name", sa.Text(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("backend", sa.Text(), nullable=False),
+        sa.Column("host_id", sa.Text(), nullable=False),
+        sa.Column("pool_bytes", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("state", sa.Text(), server_default="creating", nullable=False),
+        sa.Column("taken_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("consistency", sa.Text(), nullable=True),
+        sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("generation", sa.BigInteger(), server_default="1", nullable=False),
+        sa.Column("observed_generation", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint(
+            "(state = 'available') <= (taken_at IS NOT NULL AND consistency IS NOT NULL)",
+            name=op.f("snapshot_available_was_taken"),
+        ),
+        sa.CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name=op.f("snapshot_deleting_has_time")),
+        sa.CheckConstraint("NOT (state = 'deleting' AND is_protected)", name=op.f("snapshot_protected_is_not_deleting")),
+        sa.CheckConstraint("backend IN ('qsd', 'spdk', 'fake')", name=op.f("snapshot_backend_known")),
+        sa.CheckConstraint("consistency IN ('crash', 'frozen')", name=op.f("snapshot_consistency_known")),
+        sa.CheckConstraint("state IN ('creating', 'available', 'deleting')", name=op.f("snapshot_state_known")),
+        sa.CheckConstraint("observed_generation <= generation", name=op.f("snapshot_observed_not_ahead")),
+        sa.CheckConstraint("size_bytes >= 1048576 AND pool_bytes >= 0", name=op.f("snapshot_size_positive")),
+        sa.ForeignKeyConstraint(["host_id"], ["host.id"], name=op.f("snapshot_host_id_fkey")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.id"], name=op.f("snapshot_project_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("snapshot_pkey")),
+    )
+    op.create_index(op.f("snapshot_host_id_idx"), "snapshot", ["host_id"], unique=False)
+    op.create_index(op.f("snapshot_project_id_name_idx"), "snapshot", ["project_id", "name"], unique=True)
+    op.create_index(op.f("snapshot_volume_id_idx"), "snapshot", ["volume_id"], unique=False)
+    op.create_table(
+        "storage_pool",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("host_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("total_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("free_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("reserved_bytes", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("is_available", sa.Boolean(), server_default="true", nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("name ~ '^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'", name=op.f("storage_pool_name_is_label")),
+        sa.CheckConstraint("reserved_bytes >= 0", name=op.f("storage_pool_reserved_not_negative")),
+        sa.CheckConstraint(
+            "total_bytes >= 0 AND free_bytes BETWEEN 0 AND total_bytes", name=op.f("storage_pool_free_within_total")
+        ),
+        sa.ForeignKeyConstraint(["host_id"], ["host.id"], name=op.f("storage_pool_host_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("storage_pool_pkey")),
+    )
+    op.create_index(op.f("storage_pool_host_id_name_idx"), "storage_pool", ["host_id", "name"], unique=True)
+    op.create_table(
         "route_provider",
         sa.Column("route_id", sa.Text(), nullable=False),
         sa.Column("rule", sa.Text(), nullable=False),
@@ -167,6 +243,28 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("route_id", "rule", "fallback_of", "provider_id", "model", name=op.f("route_provider_pkey")),
     )
     op.create_index(op.f("route_provider_provider_id_idx"), "route_provider", ["provider_id"], unique=False)
+    op.create_table(
+        "volume_key",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("project_key_id", sa.Text(), nullable=False),
+        sa.Column("wrapped", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("wrapped <> ''", name=op.f("volume_key_is_wrapped")),
+        sa.ForeignKeyConstraint(
+            ["project_key_id"], ["project_key.id"], name=op.f("volume_key_project_key_id_fkey"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("volume_key_pkey")),
+    )
+    op.create_index(op.f("volume_key_project_key_id_idx"), "volume_key", ["project_key_id"], unique=False)
+    op.create_table(
+        "volume_key_use",
+        sa.Column("subject_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["key_id"], ["volume_key.id"], name=op.f("volume_key_use_key_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("subject_id", "key_id", name=op.f("volume_key_use_pkey")),
+    )
+    op.create_index(op.f("volume_key_use_key_id_idx"), "volume_key_use", ["key_id"], unique=False)
     op.create_index("host_ring_idx", "host", [sa.literal_column("md5(id)")], unique=False)
     op.add_column(
         "key", sa.Column("model_limits", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False)
@@ -185,10 +283,43 @@ def upgrade() -> None:
     op.add_column("usage_hour", sa.Column("cost_micros", sa.BigInteger(), server_default="0", nullable=False))
     op.add_column("usage_record", sa.Column("served_model", sa.Text(), server_default="", nullable=False))
     op.add_column("usage_record", sa.Column("cost_micros", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("description", sa.Text(), server_default="", nullable=False))
+    op.add_column("volume", sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False))
+    op.add_column("volume", sa.Column("is_protected", sa.Boolean(), server_default="false", nullable=False))
+    op.add_column("volume", sa.Column("retention_hours", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("snapshot_id", sa.Text(), nullable=True))
+    op.add_column("volume", sa.Column("pool", sa.Text(), server_default="primary", nullable=False))
+    op.add_column("volume", sa.Column("unlock", sa.Text(), server_default="host", nullable=False))
+    op.add_column("volume", sa.Column("iops", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("bytes_per_second", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("burst_iops", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("burst_bytes_per_second", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("burst_seconds", sa.BigInteger(), server_default="1", nullable=False))
+    op.add_column("volume", sa.Column("num_queues", sa.BigInteger(), server_default="1", nullable=False))
+    op.add_column("volume", sa.Column("queue_size", sa.BigInteger(), server_default="128", nullable=False))
+    op.add_column("volume", sa.Column("pool_bytes", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("volume", sa.Column("purge_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("volume", sa.Column("is_detaching", sa.Boolean(), server_default="false", nullable=False))
+    op.add_column("volume", sa.Column("observed_state", sa.Text(), server_default="unknown", nullable=False))
+    op.add_column("volume", sa.Column("observed_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("volume", sa.Column("observed_size_bytes", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column(
+        "volume", sa.Column("observed_detail", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False)
+    )
+    op.add_column("volume", sa.Column("is_encrypted", sa.Boolean(), nullable=True))
+    op.add_column("volume", sa.Column("takes_effect", sa.Text(), nullable=True))
+    op.create_index(op.f("volume_host_id_pool_idx"), "volume", ["host_id", "pool"], unique=False)
+    op.create_index(op.f("volume_image_id_idx"), "volume", ["image_id"], unique=False)
+    op.create_index(op.f("volume_snapshot_id_idx"), "volume", ["snapshot_id"], unique=False)
+    op.create_index(op.f("volume_vm_id_idx"), "volume", ["vm_id"], unique=False)
+    op.create_foreign_key(op.f("volume_snapshot_id_fkey"), "volume", "snapshot", ["snapshot_id"], ["id"])
     # ### end Alembic commands ###
     op.execute("ALTER TABLE key DROP CONSTRAINT key_scopes_known")
     op.execute("ALTER TABLE token DROP CONSTRAINT token_member_has_project")
     op.execute("ALTER TABLE token DROP CONSTRAINT token_role_is_known")
+    op.execute("ALTER TABLE volume DROP CONSTRAINT volume_available_has_host")
+    op.execute("ALTER TABLE volume DROP CONSTRAINT volume_deleting_has_time")
+    op.execute("ALTER TABLE volume DROP CONSTRAINT volume_state_known")
     op.execute(
         "ALTER TABLE key ADD CONSTRAINT key_budget_period_known CHECK ((budget_period = ANY (ARRAY['total'::text, 'day'::text, 'month'::text])))"
     )
@@ -212,3 +343,56 @@ def upgrade() -> None:
         "ALTER TABLE token ADD CONSTRAINT token_role_is_known CHECK ((role = ANY (ARRAY['operator'::text, 'admin'::text, 'editor'::text, 'viewer'::text, 'member'::text, 'user'::text])))"
     )
     op.execute("ALTER TABLE token ADD CONSTRAINT token_scopes_are_a_list CHECK ((jsonb_typeof(scopes) = 'array'::text))")
+    op.execute("ALTER TABLE volume ADD CONSTRAINT volume_attached_has_time CHECK (((vm_id IS NULL) = (attached_at IS NULL)))")
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_attachment_has_vm CHECK (((vm_id IS NOT NULL) OR (NOT (is_detaching OR is_boot OR delete_with_vm))))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_available_has_host CHECK (((state = ANY (ARRAY['available'::text, 'retained'::text])) <= ((host_id IS NOT NULL) AND (ready_at IS NOT NULL))))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_boot_leaves_with_vm CHECK ((NOT (is_boot AND (is_detaching OR (NOT delete_with_vm)))))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_burst_range CHECK (((burst_seconds >= 1) AND (burst_seconds <= 3600)))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_deleting_has_time CHECK (((state = 'deleting'::text) <= (deleting_at IS NOT NULL)))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_limits_not_negative CHECK (((iops >= 0) AND (bytes_per_second >= 0) AND (burst_iops >= 0) AND (burst_bytes_per_second >= 0)))"
+    )
+    op.execute("ALTER TABLE volume ADD CONSTRAINT volume_num_queues_range CHECK (((num_queues >= 1) AND (num_queues <= 64)))")
+    op.execute("ALTER TABLE volume ADD CONSTRAINT volume_observed_not_ahead CHECK ((observed_generation <= generation))")
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_observed_state_known CHECK ((observed_state = ANY (ARRAY['unknown'::text, 'idle'::text, 'exported'::text, 'locked'::text, 'failed'::text, 'absent'::text])))"
+    )
+    op.execute("ALTER TABLE volume ADD CONSTRAINT volume_one_source CHECK ((num_nonnulls(image_id, snapshot_id) <= 1))")
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_pool_bytes_of_host CHECK (((pool_bytes >= 0) AND ((host_id IS NOT NULL) OR (pool_bytes = 0))))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_protected_is_not_deleting CHECK ((NOT ((state = ANY (ARRAY['retained'::text, 'deleting'::text])) AND is_protected)))"
+    )
+    op.execute("ALTER TABLE volume ADD CONSTRAINT volume_queue_size_power CHECK (((queue_size & (queue_size - 1)) = 0))")
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_queue_size_range CHECK (((queue_size >= 32) AND (queue_size <= 1024)))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_retained_has_end CHECK (((state = 'retained'::text) = (purge_at IS NOT NULL)))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_retained_is_free CHECK (((state = 'retained'::text) <= ((vm_id IS NULL) AND (deleting_at IS NOT NULL))))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_retention_range CHECK (((retention_hours >= 0) AND (retention_hours <= 8760)))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_state_known CHECK ((state = ANY (ARRAY['creating'::text, 'available'::text, 'retained'::text, 'deleting'::text])))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_takes_effect_known CHECK ((takes_effect = ANY (ARRAY['now'::text, 'after_reboot'::text])))"
+    )
+    op.execute(
+        "ALTER TABLE volume ADD CONSTRAINT volume_unlock_known CHECK ((unlock = ANY (ARRAY['host'::text, 'control_plane'::text])))"
+    )
