@@ -87,7 +87,7 @@ def _root() -> TyperGroup:
 
 
 def _noun(name: str) -> TyperGroup:
-    command = _root().commands[name]
+    command = _root().commands[name.replace("_", "-")]
     assert isinstance(command, TyperGroup)
     return command
 
