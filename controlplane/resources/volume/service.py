@@ -1,5 +1,6 @@
 """Changes of volumes. The one rule: a volume's room on its host is taken in the transaction that puts it there.
 
+Long, because what a volume may be asked is one list.
 Rows are locked in one order, machine before volume, here and in both programs. A machine whose disks change gets a new
 generation here, because its document changes.
 """
