@@ -30,6 +30,7 @@ def run(face: str, arguments: list[str]) -> int:
         "uninstall": _uninstall,
         "supervisor": _supervisor,
         "rules-helper": _rules_helper,
+        "xts-helper": _xts_helper,
         "version": _version,
     }
     if face not in table:
@@ -159,6 +160,14 @@ def _rules_helper(arguments: list[str]) -> int:
 
     del arguments
     return nft_helper.main()
+
+
+def _xts_helper(arguments: list[str]) -> int:
+    """Encrypts a disk's key; see drivers/storage/luks.py."""
+    del arguments
+    from hostagent.drivers.storage.xts_helper import main
+
+    return main()
 
 
 def _version(arguments: list[str]) -> int:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
-import signal
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from hostagent.drivers.storage import layers
 from hostagent.drivers.storage.fake import FakeStorage
 from hostagent.drivers.storage.protocol import StorageDriver, VolumePlan
 from hostagent.drivers.storage.qsd import QsdStorage
 from hostagent.lib.paths import Paths
-from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import Generation, VolumeWanted
 from tests.conformance.conftest import Daemon
 
 MIB = 1 << 20
 VOLUME = "vol_1"
+CLONE = "vol_2"
+KEY = os.urandom(32)
 UID = 0x7800_0000 if os.geteuid() == 0 else os.geteuid()
 
 
@@ -50,6 +49,7 @@ def plan(paths: Paths) -> VolumePlan:
         base=base,
         uid=UID,
         gid=UID,
+        keys={VOLUME: KEY},
     )
 
 
@@ -98,74 +98,49 @@ async def test_a_removed_volume_is_gone(storage, plan):
     await storage.remove(VOLUME)
 
 
-@pytest.mark.caps("qsd", "root")
-class TestQsd:
-    """What only real data and a real daemon show."""
+async def test_a_volume_without_its_key_waits(storage, plan):
+    await storage.apply(dataclasses.replace(plan, is_exported=False))
+    locked = dataclasses.replace(plan, keys={}, missing_keys=(VOLUME,))
 
-    @pytest.fixture
-    def qsd(self, daemon, paths: Paths) -> QsdStorage:
-        return QsdStorage(daemon.driver, paths)
-
-    async def test_data_outlives_daemon_and_image(self, qsd, plan):
-        await qsd.apply(plan)
-        await qsd.stop(VOLUME)
-        image_io(plan, "write -P 0x5a 0 4k")
-        plan.base.unlink()  # as when its image is purged
-
-        await qsd.apply(plan)
-        await kill_daemon(qsd)
-        assert (await qsd.observe(VOLUME)).state == "idle"
-        await qsd.apply(plan)
-        assert (await qsd.observe(VOLUME)).state == "exported"
-        await qsd.stop(VOLUME)
-        image_io(plan, "read -P 0x5a 0 4k")
-        image_io(plan, "read -P 0x62 4096 1")
-
-    async def test_nothing_of_it_is_open_to_others(self, qsd, plan):
-        observed = await qsd.apply(plan)
-
-        unit = await qsd.supervisor.observe(f"volume-{VOLUME}")
-        status = Path(f"/proc/{unit.incarnation.pid}/status").read_text()
-        assert f"Uid:\t{UID}\t" in status
-        directory = plan.directory.stat()
-        assert (directory.st_uid, directory.st_mode & 0o027) == (os.geteuid(), 0), "for its group to read alone"
-        for private in (plan.run_directory, plan.directory / "disk.qcow2"):
-            assert private.stat().st_mode & 0o077 == 0
-        assert observed.path.stat().st_uid == UID
-
-    async def test_another_machine_gets_the_export_with_its_own_uid(self, qsd, plan):
-        await qsd.apply(dataclasses.replace(plan, uid=0, gid=0))
-        observed = await qsd.apply(plan)
-
-        assert observed.path.stat().st_uid == UID
-
-    async def test_a_volume_in_use_is_not_removed(self, qsd, plan):
-        observed = await qsd.apply(plan)
-        _, writer = await asyncio.open_unix_connection(observed.path)
-        with pytest.raises(AgentError) as refused:
-            await qsd.remove(VOLUME)
-        writer.close()
-        await writer.wait_closed()
-
-        assert refused.value.code == "volume.in_use"
-        assert (await qsd.observe(VOLUME)).state == "exported"
+    with pytest.raises(AgentError) as refused:
+        await storage.apply(locked)
+    assert (refused.value.code, refused.value.retryable) == ("volume.locked", True)
+    assert list(refused.value.context["needs"]) == [VOLUME]
+    assert (await storage.observe(VOLUME)).state == "idle"
+    assert (await storage.apply(plan)).is_encrypted
 
 
-def image_io(plan: VolumePlan, command: str) -> None:
-    """One command of qemu-io on the disk, which no daemon holds; fails when a read finds another pattern."""
-    argv = ["qemu-io", "-f", "qcow2", "-c", command, str(plan.directory / "disk.qcow2")]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20)
-    assert "verification failed" not in done.stdout + done.stderr
+async def test_a_volume_that_nobody_uses_is_not_served(storage, plan):
+    assert (await storage.apply(dataclasses.replace(plan, is_exported=False))).state == "idle"
+    assert (await storage.apply(plan)).state == "exported"
+    assert (await storage.apply(dataclasses.replace(plan, is_exported=False))).state == "idle"
 
 
-async def kill_daemon(qsd: QsdStorage) -> None:
-    unit = await qsd.supervisor.observe(f"volume-{VOLUME}")
-    assert unit is not None
-    assert unit.incarnation is not None
-    os.kill(unit.incarnation.pid, signal.SIGKILL)
+async def test_a_snapshot_outlives_its_volume_and_begins_another(storage, plan, paths):
+    await storage.apply(plan)
+    directory = paths.snapshot_directory("snap_1")
+    for _ in range(2):
+        await storage.snapshot(plan, "snap_1", directory)
+    taken = layers.read(directory)
+    await storage.remove(VOLUME)
 
-    async def has_ended() -> bool:
-        observed = await qsd.supervisor.observe(f"volume-{VOLUME}")
-        return observed is None or observed.state == "exited"
+    assert (taken.volume_id, taken.size_bytes, taken.is_encrypted) == (VOLUME, 8 * MIB, True)
+    assert (await storage.apply(clone_of(plan, paths, directory))).state == "exported"
 
-    assert await until(has_ended, seconds=10)
+
+async def test_a_clone_of_a_snapshot_that_is_not_there_is_refused(storage, plan, paths):
+    with pytest.raises(AgentError) as refused:
+        await storage.apply(clone_of(plan, paths, paths.snapshot_directory("snap_9")))
+    assert refused.value.code == "volume.source_missing"
+
+
+def clone_of(plan: VolumePlan, paths: Paths, source: Path) -> VolumePlan:
+    return dataclasses.replace(
+        plan,
+        volume=dataclasses.replace(plan.volume, id=CLONE, snapshot_id=source.name),
+        directory=paths.volume_directory(CLONE),
+        run_directory=paths.volume_run_directory(CLONE),
+        base=None,
+        source=source,
+        keys={VOLUME: KEY, CLONE: b"c" * 32},
+    )

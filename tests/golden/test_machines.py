@@ -19,8 +19,10 @@ from hostagent.drivers.machine.seed import render_seed, workload_text
 from hostagent.drivers.network.links import LinkSet
 from hostagent.drivers.network.protocol import LinkPlan, RoutePlan, interface_name, peer_name
 from hostagent.drivers.network.routes import RouteSet
+from hostagent.drivers.storage.layers import Layer, Layers
 from hostagent.drivers.storage.protocol import VolumePlan
 from hostagent.drivers.storage.qsd import QsdStorage
+from hostagent.drivers.storage.qsd_graph import export, graph
 from hostagent.drivers.supervisor.fake import FakeSupervisor
 from hostagent.drivers.supervisor.protocol import UnitLimits, UnitWanted
 from hostagent.drivers.supervisor.systemd import SystemdSupervisor, observed_from
@@ -217,7 +219,11 @@ def test_a_volume(golden):
     rendered = QsdStorage(FakeSupervisor(), PATHS).render(plan)
 
     assert rendered.unit is not None
-    golden("volume.txt", "".join(lines(argv) for argv in (*rendered.create, rendered.unit.argv)))
+    stored = Layers(
+        layers=(Layer(file="disk.qcow2", key_id=VOLUME), Layer(file="disk.1.qcow2", key_id=VOLUME)), base_format="raw"
+    )
+    words = (*graph(plan.volume, plan.directory, stored), export(plan.volume, plan.run_directory, plan.transport))
+    golden("volume.txt", lines(rendered.unit.argv) + "".join(f"{name} {json.dumps(body)}\n" for name, body in words))
 
 
 def test_links_and_routes(golden):

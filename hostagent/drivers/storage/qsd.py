@@ -1,42 +1,45 @@
-"""Volumes by qemu-storage-daemon: a qcow2 overlay on a read-only base, one daemon a volume, exported as vhost-user-blk.
+"""Volumes by qemu-storage-daemon: encrypted qcow2 layers on a read-only base, one daemon a volume, exported as vhost-user-blk.
 
 The one rule: the daemon is brought down in order (export deleted, event seen, quit); re-adding an export under a connected
-machine and then quitting aborts version 7.2. Formats are always named, never detected: a guest writes its disk's first bytes.
+machine and then quitting aborts version 7.2. What a daemon opens is told over its monitor, keys among it: no argument and no
+file holds one.
 """
 
 from __future__ import annotations
 
-import json
+import base64
+import dataclasses
 import os
 import shutil
+import time
 from pathlib import Path
 
 from hostagent.drivers.machine.protocol import DiskTransport
+from hostagent.drivers.storage import layers, luks, qsd_graph
+from hostagent.drivers.storage.layers import Layer, Layers
 from hostagent.drivers.storage.protocol import StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
-from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitWanted
-from hostagent.lib import files
+from hostagent.drivers.storage.qsd_graph import export_path
+from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
+from hostagent.lib import files, program
 from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.paths import Paths
-from hostagent.lib.program import run
-from hostagent.lib.qmp import QmpError, connect
+from hostagent.lib.qmp import Qmp, QmpError, connect
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
 
-IMG = "/usr/bin/qemu-img"
 DAEMON = "/usr/bin/qemu-storage-daemon"
-SETPRIV = "/usr/bin/setpriv"
 PREFIX = "volume-"
 READY_SECONDS = 20.0
-CREATE_SECONDS = 120.0
 EXPORT_GONE_SECONDS = 10.0
+OPEN_SECONDS = 30.0
 LOG_TAIL_BYTES = 500
-DISK = "disk.qcow2"
 GROWN = "grown"
+READY = "ready"
 LISTENING = 0x10000  # __SO_ACCEPTCON
 
 
 class QsdStorage:
-    traits = StorageTraits(name="qsd", transports=frozenset({"vhost_user_blk", "file"}))
+    traits = StorageTraits(name="qsd", transports=frozenset({"vhost_user_blk", "file"}), can_snapshot=True, can_encrypt=True)
 
     def __init__(self, supervisor: SupervisorDriver, paths: Paths) -> None:
         self.supervisor = supervisor
@@ -44,28 +47,27 @@ class QsdStorage:
         self._changing = KeyedLocks()
 
     def render(self, plan: VolumePlan) -> VolumeRendered:
-        disk = plan.directory / DISK
-        create = (IMG, "create", "-q", "-f", "qcow2")
-        if plan.base is not None:
-            create += ("-b", str(_base_link(plan)), "-F", plan.base_format)
-        create += (str(_fresh(disk)), str(plan.volume.size_bytes))
-        return VolumeRendered(create=(create,), unit=_unit(plan, disk))
+        return VolumeRendered(create=(), unit=_unit(plan))
 
     async def observe(self, volume_id: str) -> VolumeObserved | None:
-        disk = self.paths.volume_directory(volume_id) / DISK
-        if not disk.exists():
+        directory = self.paths.volume_directory(volume_id)
+        found = _found(directory)
+        if found is None:
             return None
         unit = await self.supervisor.observe(PREFIX + volume_id)
         run = self.paths.volume_run_directory(volume_id)
-        transport: DiskTransport = "file" if (run / "disk.raw").exists() else "vhost_user_blk"
-        path = export_path(run, transport)
-        is_exported = unit is not None and unit.state == "running" and path.exists()
+        transport: DiskTransport = "file" if _has(run, "disk.raw") else "vhost_user_blk"
+        is_exported = _is_serving(unit, run)
         return VolumeObserved(
             volume_id=volume_id,
             state="exported" if is_exported else "idle",
-            size_bytes=qcow2_size(disk),
+            size_bytes=qcow2_size(directory / found.top.file),
             transport=transport,
-            path=path,
+            path=export_path(run, transport),
+            is_encrypted=found.is_encrypted,
+            is_growth_pending=is_exported and (run / GROWN).exists(),
+            layers=len(found.layers),
+            incarnation=unit.incarnation if unit else None,
         )
 
     async def apply(self, plan: VolumePlan) -> VolumeObserved:
@@ -73,55 +75,104 @@ class QsdStorage:
             return await self._apply(plan)
 
     async def _apply(self, plan: VolumePlan) -> VolumeObserved:
-        disk = plan.directory / DISK
-        if not disk.exists():
-            await self._create(plan, disk)
-        if self._is_outdated(plan) and not is_connected(export_path(plan.run_directory, plan.transport)):
+        found = _found(plan.directory)
+        if found is None:
+            found = await _create(plan)
+        elif layers.read(plan.directory) is None:  # made before there were layers
+            found = dataclasses.replace(found, base_format=plan.base_format if plan.base is not None else "")
+            layers.write(plan.directory, found)
+        is_used = is_connected(export_path(plan.run_directory, plan.transport))
+        if not is_used and (not plan.is_exported or self._is_outdated(plan)):
             await self.stop(plan.volume.id)
-        await self._grow(plan, disk)
-        await self._export(plan, disk)
+        size_bytes = qcow2_size(plan.directory / found.top.file)
+        if plan.volume.size_bytes < size_bytes:
+            words = f"{plan.volume.id} has {size_bytes} bytes, {plan.volume.size_bytes} are less"
+            raise AgentError("volume.shrink_refused", words, retryable=False)
+        if _is_serving(await self.supervisor.observe(PREFIX + plan.volume.id), plan.run_directory):
+            await self._change(plan, found, size_bytes, is_used=is_used)
+        elif plan.is_exported or size_bytes < plan.volume.size_bytes:
+            await self._export(plan, found)
+            if not plan.is_exported:
+                await self.stop(plan.volume.id)
         observed = await self.observe(plan.volume.id)
         assert observed is not None
         return observed
 
     async def remove(self, volume_id: str) -> None:
         async with self._changing.hold(volume_id):
-            await self._remove(volume_id)
-
-    async def _remove(self, volume_id: str) -> None:
-        run = self.paths.volume_run_directory(volume_id)
-        if is_connected(export_path(run, "vhost_user_blk")):
-            raise AgentError("volume.in_use", f"a machine still uses {volume_id}")
-        await self.stop(volume_id)
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.rmtree(self.paths.volume_directory(volume_id), ignore_errors=True)
+            run = self.paths.volume_run_directory(volume_id)
+            if is_connected(export_path(run, "vhost_user_blk")):
+                raise AgentError("volume.in_use", f"a machine still uses {volume_id}")
+            await self.stop(volume_id)
+            shutil.rmtree(run, ignore_errors=True)
+            shutil.rmtree(self.paths.volume_directory(volume_id) / "keys", ignore_errors=True)
+            shutil.rmtree(self.paths.volume_directory(volume_id), ignore_errors=True)
 
     async def volume_ids(self) -> tuple[str, ...]:
-        found = {path.parent.name for path in (self.paths.state / "volume").glob(f"*/{DISK}")}
+        top = self.paths.state / "volume"
+        found = {path.parent.name for name in (layers.FILE, layers.FIRST) for path in top.glob(f"*/{name}")}
         units = await self.supervisor.names()
         return tuple(sorted(found | {name.removeprefix(PREFIX) for name in units if name.startswith(PREFIX)}))
 
     async def stop(self, volume_id: str) -> None:
         """The export down in order, its daemon gone. Absent is success."""
         unit = await self.supervisor.observe(PREFIX + volume_id)
+        run = self.paths.volume_run_directory(volume_id)
         if unit is not None and unit.state == "running":
             try:
-                async with connect(self.paths.volume_run_directory(volume_id) / "qmp.sock") as qmp:
-                    await qmp.execute("block-export-del", {"id": "export", "mode": "hard"})
-                    await qmp.wait_for("BLOCK_EXPORT_DELETED", seconds=EXPORT_GONE_SECONDS)
+                async with connect(run / "qmp.sock") as qmp:
+                    if (run / READY).exists():
+                        await qmp.execute("block-export-del", {"id": qsd_graph.EXPORT, "mode": "hard"})
+                        await qmp.wait_for("BLOCK_EXPORT_DELETED", seconds=EXPORT_GONE_SECONDS)
                     await qmp.execute("quit")
             except QmpError:
                 pass  # the supervisor's stop signal follows; qcow2 is consistent at any point
+        (run / READY).unlink(missing_ok=True)
         await self.supervisor.remove(PREFIX + volume_id)
+        await _unmount(export_path(run, "file"))
 
-    async def _create(self, plan: VolumePlan, disk: Path) -> None:
-        plan.directory.mkdir(parents=True, exist_ok=True)
-        if plan.base is not None:
-            _link_base(plan)
-        for argv in self.render(plan).create:
-            await _image_tool(argv)
-        _fresh(disk).chmod(0o600)
-        _fresh(disk).rename(disk)
+    async def snapshot(self, plan: VolumePlan, snapshot_id: str, directory: Path) -> None:
+        """The written layer is closed for it, and a fresh one goes on top. The order on disk comes before the switch: a daemon
+        that dies in between begins with the fresh layer, which then holds nothing yet.
+        """
+        async with self._changing.hold(plan.volume.id):
+            found = layers.read(plan.directory)
+            if found is None:
+                raise AgentError("volume.missing", f"volume {plan.volume.id} has no layers yet")
+            if snapshot_id not in {layer.snapshot_id for layer in found.layers}:
+                found = await _add_layer(plan, found, snapshot_id)
+            index = next(at for at, layer in enumerate(found.layers) if layer.snapshot_id == snapshot_id)
+            if _is_serving(await self.supervisor.observe(PREFIX + plan.volume.id), plan.run_directory):
+                await self._switch(plan, found, index + 1)
+            closed = plan.directory / found.layers[index].file
+            files.give(closed, os.geteuid(), os.getegid(), 0o444)
+            kept = dataclasses.replace(
+                found,
+                layers=found.layers[: index + 1],
+                size_bytes=qcow2_size(closed),
+                volume_id=plan.volume.id,
+                taken_unix_ms=time.time_ns() // 1_000_000,
+            )
+            layers.share(plan.directory, directory, kept.names)
+            directory.chmod(0o700)
+            layers.write(directory, kept)
+
+    async def _switch(self, plan: VolumePlan, found: Layers, index: int) -> None:
+        """The daemon writes to this layer from now on, if it does not already."""
+        try:
+            async with connect(plan.run_directory / "qmp.sock") as qmp:
+                nodes = {node["node-name"] for node in await qmp.execute("query-named-block-nodes", {"flat": True})}
+                name = qsd_graph.node_of(index)
+                for command, arguments in qsd_graph.layer_words(plan.directory, found.layers[index], index, below=None):
+                    if arguments["node-name"] not in nodes:
+                        await qmp.execute(command, arguments)
+                try:
+                    await qmp.execute("blockdev-snapshot", {"node": qsd_graph.node_of(index - 1), "overlay": name})
+                except QmpError as error:
+                    if f"backing hd of '{name}'" not in str(error):  # else an agent that died here had done it
+                        raise
+        except QmpError as error:
+            raise AgentError("volume.snapshot_failed", f"{plan.volume.id}: {error}") from error
 
     def _is_outdated(self, plan: VolumePlan) -> bool:
         """Whether the export is another machine's, or shows a size from before a growth."""
@@ -129,49 +180,59 @@ class QsdStorage:
         if not run_directory.exists():
             return False
         other = "file" if plan.transport == "vhost_user_blk" else "vhost_user_blk"
-        is_others = run_directory.stat().st_uid != plan.uid or export_path(run_directory, other).exists()
+        is_others = run_directory.stat().st_uid != plan.uid or _has(run_directory, export_path(run_directory, other).name)
         return is_others or (run_directory / GROWN).exists()
 
-    async def _grow(self, plan: VolumePlan, disk: Path) -> None:
-        """A connected machine sees the new size after its next start (version 7.2 announces nothing)."""
-        size, wanted = qcow2_size(disk), plan.volume.size_bytes
-        if wanted < size:
-            raise AgentError("volume.shrink_refused", f"{plan.volume.id} has {size} bytes, {wanted} are less", retryable=False)
-        if wanted == size:
-            return
-        unit = await self.supervisor.observe(PREFIX + plan.volume.id)
-        if unit is None or unit.state != "running":
-            await _resize(disk, wanted)
-        elif is_connected(export_path(plan.run_directory, plan.transport)):
-            async with connect(plan.run_directory / "qmp.sock") as qmp:
-                await qmp.execute("block_resize", {"node-name": "disk", "size": wanted})
-            (plan.run_directory / GROWN).touch()
-        else:
+    async def _change(self, plan: VolumePlan, found: Layers, size_bytes: int, *, is_used: bool) -> None:
+        """What a running daemon takes on. A connected machine sees a new size after its next start: the export of version 7.2
+        announces nothing.
+        """
+        if size_bytes < plan.volume.size_bytes and not is_used:
             await self.stop(plan.volume.id)
-            await _resize(disk, wanted)
-
-    async def _export(self, plan: VolumePlan, disk: Path) -> None:
-        unit = await self.supervisor.observe(PREFIX + plan.volume.id)
-        path = export_path(plan.run_directory, plan.transport)
-        if unit is not None and unit.state == "running" and path.exists():
+            await self._export(plan, found)
             return
+        try:
+            async with connect(plan.run_directory / "qmp.sock") as qmp:
+                wanted = {
+                    "path": f"/objects/{qsd_graph.LIMITS}",
+                    "property": "limits",
+                    "value": qsd_graph.limits(plan.volume.qos),
+                }
+                await qmp.execute("qom-set", wanted)
+                if size_bytes < plan.volume.size_bytes:
+                    await _resize(qmp, plan, found)
+                    (plan.run_directory / GROWN).touch()
+        except QmpError as error:
+            raise AgentError("volume.export_failed", f"{plan.volume.id}: {error}") from error
+
+    async def _export(self, plan: VolumePlan, found: Layers) -> None:
+        needed = {layer.key_id for layer in found.layers if layer.key_id}
+        if missing := sorted(needed - plan.keys.keys()):
+            raise AgentError("volume.locked", f"{plan.volume.id} waits for its keys", needs=missing)
         await self.supervisor.remove(PREFIX + plan.volume.id)
-        plan.run_directory.mkdir(parents=True, exist_ok=True)
-        for stale in plan.run_directory.iterdir():
-            stale.unlink()
-        # the machine's uid may write its disk and no more: names in the volume's directory are read back as root
-        files.give(plan.run_directory, plan.uid, plan.gid, 0o700)
-        files.give(plan.directory, os.geteuid(), plan.gid, 0o750)
-        files.give(disk, plan.uid, plan.gid, 0o600)
-        if plan.transport == "file":
-            path.touch(mode=0o600)
-        rendered = self.render(plan)
-        assert rendered.unit is not None
-        await self.supervisor.apply(rendered.unit)
+        await _unmount(export_path(plan.run_directory, "file"))
+        _prepare(plan, found)
+        await self.supervisor.apply(_unit(plan))
         await self._until_ready(plan)
+        try:
+            async with connect(plan.run_directory / "qmp.sock") as qmp:
+                for key_id in sorted(needed):
+                    data = base64.b64encode(luks.passphrase_of(plan.keys[key_id])).decode()
+                    secret = {"qom-type": "secret", "id": qsd_graph.secret_of(key_id), "data": data, "format": "base64"}
+                    await qmp.execute("object-add", secret)
+                for command, arguments in qsd_graph.graph(plan.volume, plan.directory, found):
+                    await qmp.execute(command, arguments, seconds=OPEN_SECONDS)
+                if qcow2_size(plan.directory / found.top.file) < plan.volume.size_bytes:
+                    await _resize(qmp, plan, found)
+                await qmp.execute(*qsd_graph.export(plan.volume, plan.run_directory, plan.transport))
+        except QmpError as error:
+            await self.supervisor.remove(PREFIX + plan.volume.id)
+            words = f"{error}; {files.tail(plan.log_path, LOG_TAIL_BYTES)}"
+            raise AgentError("disk.full" if "No space left" in words else "volume.export_failed", words) from error
+        (plan.run_directory / READY).touch()
 
     async def _until_ready(self, plan: VolumePlan) -> None:
-        """The daemon writes its pid file when its exports are up."""
+        """The daemon writes its pid file when its monitor is up."""
 
         async def is_ready() -> bool:
             if (plan.run_directory / "pid").exists():
@@ -187,32 +248,70 @@ class QsdStorage:
             raise AgentError("volume.export_failed", f"the storage daemon was not ready in {READY_SECONDS} s")
 
 
-def export_path(run_directory: Path, transport: DiskTransport) -> Path:
-    return run_directory / ("disk.sock" if transport == "vhost_user_blk" else "disk.raw")
+def _found(directory: Path) -> Layers | None:
+    """Its layers; of a volume from before there were any, its one plain file."""
+    found = layers.read(directory)
+    if found is None and (directory / layers.FIRST).exists() and not (directory / "keys").exists():
+        return Layers(layers=(Layer(file=layers.FIRST),))
+    return found
 
 
-def _unit(plan: VolumePlan, disk: Path) -> UnitWanted:
+async def _create(plan: VolumePlan) -> Layers:
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    found = Layers(layers=())
+    if plan.source is not None:
+        source = layers.read(plan.source)
+        if source is None:
+            raise AgentError("volume.source_missing", f"the snapshot {plan.source.name} is not here", retryable=False)
+        if plan.volume.size_bytes < source.size_bytes:
+            raise AgentError("volume.shrink_refused", "a clone is not smaller than its snapshot", retryable=False)
+        layers.share(plan.source, plan.directory, source.names)
+        found = dataclasses.replace(source, volume_id="", taken_unix_ms=0)
+    elif plan.base is not None:
+        _link_base(plan)
+        found = dataclasses.replace(found, base_format=plan.base_format)
+    return await _add_layer(plan, found, "")
+
+
+async def _add_layer(plan: VolumePlan, found: Layers, snapshot_id: str) -> Layers:
+    """An empty layer on top; the one below it is closed for the snapshot."""
+    is_first = not any(layer.key_id == plan.volume.id for layer in found.layers)
+    key_id = plan.volume.id if plan.volume.id in plan.keys else ""
+    if not snapshot_id and is_first and plan.volume.id in plan.missing_keys:
+        raise AgentError("volume.locked", f"{plan.volume.id} waits for its keys", needs=[plan.volume.id])
+    if snapshot_id and found.top.key_id and not key_id:
+        raise AgentError("volume.locked", f"{plan.volume.id} waits for its keys", needs=[found.top.key_id])
+    index = len(found.layers)
+    layer = Layer(file=f"disk.{index}.qcow2" if index else layers.FIRST, key_id=key_id)
+    size_bytes = qcow2_size(plan.directory / found.top.file) if snapshot_id else plan.volume.size_bytes
+    passphrase = luks.passphrase_of(plan.keys[key_id]) if key_id else None
+    files.write_atomically(plan.directory / layer.file, await luks.empty_disk(size_bytes, passphrase))
+    files.give(plan.directory / layer.file, plan.uid, plan.gid, 0o600)
+    below = found.layers
+    if snapshot_id:
+        below = (*below[:-1], dataclasses.replace(found.top, snapshot_id=snapshot_id))
+    fresh = dataclasses.replace(found, layers=(*below, layer))
+    layers.write(plan.directory, fresh)
+    return fresh
+
+
+def _prepare(plan: VolumePlan, found: Layers) -> None:
+    """The machine's uid may write its disk and no more: names in the volume's directory are read back as root."""
+    plan.run_directory.mkdir(parents=True, exist_ok=True)
+    for stale in plan.run_directory.iterdir():
+        stale.unlink()
+    files.give(plan.run_directory, plan.uid, plan.gid, 0o700)
+    files.give(plan.directory, os.geteuid(), plan.gid, 0o750)
+    files.give(plan.directory / found.top.file, plan.uid, plan.gid, 0o600)
+    if plan.transport == "file":
+        export_path(plan.run_directory, plan.transport).touch(mode=0o600)
+
+
+def _unit(plan: VolumePlan) -> UnitWanted:
     run = plan.run_directory
-    nodes: list[dict[str, object]] = [_file_node("disk_file", disk, is_read_only=False)]
-    disk_node: dict[str, object] = {"driver": "qcow2", "node-name": "disk", "file": "disk_file", "discard": "unmap"}
-    if plan.base is not None:
-        nodes.append(_file_node("base_file", _base_link(plan), is_read_only=True))
-        nodes.append({"driver": plan.base_format, "node-name": "base", "file": "base_file", "read-only": True})
-        disk_node["backing"] = "base"
-    else:
-        disk_node["backing"] = None
-    export: dict[str, object] = {"id": "export", "node-name": "disk", "writable": True}
-    if plan.transport == "vhost_user_blk":
-        address = {"type": "unix", "path": str(export_path(run, plan.transport))}
-        export |= {"type": "vhost-user-blk", "addr": address, "num-queues": plan.volume.num_queues, "iothread": "io"}
-    else:
-        export |= {"type": "fuse", "mountpoint": str(export_path(run, plan.transport)), "growable": False}
     argv = [DAEMON, "--pidfile", str(run / "pid")]
     argv += ["--chardev", f"socket,path={run / 'qmp.sock'},server=on,wait=off,id=qmp", "--monitor", "chardev=qmp"]
     argv += ["--object", "iothread,id=io"]
-    for node in [*nodes, disk_node]:
-        argv += ["--blockdev", json.dumps(node)]
-    argv += ["--export", json.dumps(export)]
     is_fuse = plan.transport == "file"  # mounting needs root
     return UnitWanted(
         name=PREFIX + plan.volume.id,
@@ -224,25 +323,26 @@ def _unit(plan: VolumePlan, disk: Path) -> UnitWanted:
     )
 
 
-def _file_node(name: str, path: Path, *, is_read_only: bool) -> dict[str, object]:
-    node: dict[str, object] = {"driver": "file", "node-name": name, "filename": str(path), "read-only": is_read_only}
-    if not is_read_only:
-        node["discard"] = "unmap"
-    return node
+def _is_serving(unit: UnitObserved | None, run: Path) -> bool:
+    return unit is not None and unit.state == "running" and (run / READY).exists()
 
 
-def _fresh(disk: Path) -> Path:
-    return disk.with_suffix(".new")
+def _has(directory: Path, name: str) -> bool:
+    """Also of a mount whose daemon was killed, which cannot be looked at."""
+    return directory.is_dir() and any(entry.name == name for entry in directory.iterdir())
 
 
-def _base_link(plan: VolumePlan) -> Path:
-    """The volume's own name for its base, so that removing the image never pulls it from under a disk."""
-    return plan.directory / "base"
+async def _unmount(path: Path) -> None:
+    """What a killed daemon left of its FUSE export. Nothing there is success."""
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    if any(line.split(" ")[4] == str(path) for line in mounts):
+        await program.run("umount", "-l", str(path))
 
 
 def _link_base(plan: VolumePlan) -> None:
+    """The volume's own name for its base, so that removing the image never pulls it from under a disk."""
     assert plan.base is not None
-    link = _base_link(plan)
+    link = plan.directory / layers.BASE
     link.unlink(missing_ok=True)
     try:
         link.hardlink_to(plan.base.resolve())
@@ -272,18 +372,6 @@ def is_connected(path: Path) -> bool:
     return False
 
 
-async def _resize(disk: Path, size_bytes: int) -> None:
-    """By the disk's owner: a machine that broke out may have written a header that names another file as its data."""
-    owner, group = disk.stat().st_uid, disk.parent.stat().st_gid
-    rights = (SETPRIV, f"--reuid={owner}", f"--regid={group}", "--clear-groups", "--inh-caps=-all", "--")
-    resize = (IMG, "resize", "-q", "-f", "qcow2", str(disk), str(size_bytes))
-    await _image_tool(resize if owner == os.geteuid() else (*rights, *resize))
-
-
-async def _image_tool(argv: tuple[str, ...]) -> None:
-    try:
-        await run(*argv, deadline_seconds=CREATE_SECONDS)
-    except AgentError as error:
-        if "No space left" in error.message:
-            raise AgentError("disk.full", error.message) from error
-        raise
+async def _resize(qmp: Qmp, plan: VolumePlan, found: Layers) -> None:
+    node = qsd_graph.node_of(len(found.layers) - 1)
+    await qmp.execute("block_resize", {"node-name": node, "size": plan.volume.size_bytes}, seconds=OPEN_SECONDS)
