@@ -333,3 +333,43 @@ async def test_a_volume_in_use_is_not_removed(qsd, plan):
 
     assert refused.value.code == "volume.in_use"
     assert (await qsd.observe(VOLUME)).state == "exported"
+
+
+BOOT_SECTOR = bytes.fromhex("31c08ec0b80103bb007cb90200ba8000cd13b04b7302b045ba0204eefaf4").ljust(510, b"\0") + b"\x55\xaa"
+
+
+@pytest.mark.caps("qemu")
+async def test_a_machine_reads_and_writes_what_lies_there(qsd, plan, paths):
+    """Firmware reads the first sector, whose few words write it to the second one and then say K to a port."""
+    await qsd.apply(plan)
+    await asyncio.to_thread(Disk(plan).put, BOOT_SECTOR, 0)
+    served = await qsd.apply(dataclasses.replace(plan, transport="vhost_user_blk"))
+    said = paths.run / "said"
+    argv = ["qemu-system-x86_64", "-machine", "q35,accel=tcg,memory-backend=m", "-nodefaults", "-display", "none"]
+    argv += [
+        "-object",
+        "memory-backend-memfd,id=m,size=64M,share=on",
+        "-m",
+        "64M",
+        "-device",
+        "isa-debugcon,iobase=0x402,chardev=c",
+    ]
+    argv += ["-chardev", f"file,id=c,path={said}", "-chardev", f"socket,id=d,path={served.path}", "-no-reboot"]
+    argv += ["-device", "vhost-user-blk-pci,chardev=d,bootindex=0,config-wce=off"]
+    machine = await asyncio.create_subprocess_exec(*argv)
+    try:
+
+        async def has_spoken() -> bool:
+            return said.exists() and said.read_bytes().endswith((b"K", b"E"))
+
+        assert await until(has_spoken, seconds=30)
+        assert said.read_bytes().endswith(b"K")
+    finally:
+        machine.terminate()
+        await machine.wait()
+
+    async def is_let_go() -> bool:
+        return (await qsd.apply(plan)).transport == "file"
+
+    assert await until(is_let_go, seconds=10)
+    assert await asyncio.to_thread(Disk(plan).get, 512, 512) == BOOT_SECTOR
