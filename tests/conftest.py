@@ -12,12 +12,15 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from controlplane.embedded.postgres import Postgres
 
 pytest_plugins = ["tests.capabilities"]
 TEMPLATE = "bedplate_template"
+settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of a test
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
