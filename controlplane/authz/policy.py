@@ -14,7 +14,17 @@ import cedarpy
 READS = frozenset({"decisions", "list", "log", "records", "show"})
 """Second words of actions that only look."""
 
-GOVERNS = frozenset({"member.create", "member.update", "member.delete", "project.update", "token.create", "token.delete"})
+GOVERNS = frozenset(
+    {
+        "member.create",
+        "member.update",
+        "member.delete",
+        "project.rotate-key",
+        "project.update",
+        "token.create",
+        "token.delete",
+    }
+)
 """In a project: who else may do what there."""
 
 OPERATES = frozenset({"project.create", "project.delete"})

@@ -18,9 +18,28 @@ pytestmark = pytest.mark.caps("console")
 AXE = Path(console.__file__).parents[1] / "console/node_modules/axe-core/axe.min.js"
 PASSWORD = "correct horse battery staple"
 PAGES = [
-    *(f"/p/web{page}" for page in ("", "/vms", "/networks", "/firewalls", "/addresses", "/loadbalancers")),
+    *(
+        f"/p/web{page}"
+        for page in ("", "/vms", "/networks", "/firewalls", "/addresses", "/loadbalancers", "/volumes", "/snapshots")
+    ),
     *(f"/p/web/{page}" for page in ("endpoints", "routes", "keys", "members", "audit")),
-    *(f"/{page}" for page in ("models", "hosts", "images", "pools", "projects", "users", "tokens", "incidents", "operations")),
+    *(
+        f"/{page}"
+        for page in (
+            "models",
+            "hosts",
+            "images",
+            "pools",
+            "projects",
+            "users",
+            "tokens",
+            "incidents",
+            "operations",
+            "storage-pools",
+            "providers",
+            "prices",
+        )
+    ),
 ]
 
 

@@ -53,6 +53,25 @@ export const NOUNS: Noun[] = [
     empty: "No machines here yet.", first: "bedplate vm create web-1 --image debian-12 --network default",
   }),
   noun({
+    key: "volumes", title: "Volumes", one: "volume", path: `${P}/volumes`, cli: "volume", group: "Compute", create: "volumes_create", update: "volumes_update",
+    columns: [
+      { title: "Status", field: "status", kind: "state" }, { title: "Size", field: "size_bytes", kind: "bytes" }, { title: "Machine", field: "vm" },
+      { title: "Root", field: "is_root", kind: "yes" }, { title: "Unlocked by", field: "unlock" }, { title: "Pool", field: "pool" }, { title: "Age", field: "created_at", kind: "time" },
+    ],
+    actions: [
+      { verb: "attach", title: "Attach", operation: "volumes_attach" }, { verb: "detach", title: "Detach" }, { verb: "grow", title: "Grow", operation: "volumes_grow" },
+      { verb: "snapshot", title: "Take a snapshot", operation: "volumes_snapshot" }, { verb: "restore", title: "Take back from deletion" },
+    ],
+    remove: { title: "Delete", blast: "Its data is unreadable once its retention is over: its key is destroyed." },
+    empty: "No volumes here yet.", first: "bedplate volume create data --size 10G",
+  }),
+  noun({
+    key: "snapshots", title: "Snapshots", one: "snapshot", path: `${P}/snapshots`, cli: "snapshot", group: "Compute", create: "snapshots_create", update: "snapshots_update",
+    columns: [{ title: "Status", field: "status", kind: "state" }, { title: "Volume", field: "volume" }, { title: "Size", field: "size_bytes", kind: "bytes" }, { title: "Age", field: "created_at", kind: "time" }],
+    remove: { title: "Delete", blast: "No volume can be made from it any more." },
+    empty: "No snapshots here yet.", first: "bedplate volume snapshot data --name before",
+  }),
+  noun({
     key: "networks", title: "Networks", one: "network", path: `${P}/networks`, cli: "network", group: "Network", create: "networks_create", update: "networks_update",
     columns: [
       { title: "IPv4", field: "ipv4_cidr", kind: "code" }, { title: "IPv6", field: "ipv6_cidr", kind: "code" },
@@ -136,6 +155,26 @@ export const NOUNS: Noun[] = [
     columns: [{ title: "Prefix", field: "cidr", kind: "code" }, { title: "Announced by", field: "announce" }, { title: "Age", field: "created_at", kind: "time" }],
     remove: { title: "Delete", blast: "It must hold no reserved address." },
     empty: "No pools of public addresses yet.", first: "bedplate pool create public --cidr 198.51.100.0/24",
+  }),
+  noun({
+    key: "storage-pools", title: "Storage pools", one: "storage pool", path: "/v1/storage-pools", cli: "storage-pool", group: "Operator",
+    columns: [
+      { title: "Host", field: "host" }, { title: "Free", field: "free_bytes", kind: "bytes" }, { title: "Reserved", field: "reserved_bytes", kind: "bytes" },
+      { title: "Total", field: "total_bytes", kind: "bytes" }, { title: "Available", field: "is_available", kind: "yes" },
+    ],
+    empty: "No host has told of a pool yet.", first: "bedplate storage-pool list",
+  }),
+  noun({
+    key: "providers", title: "Providers", one: "provider", path: "/v1/providers", cli: "provider", group: "Operator", create: "providers_create", update: "providers_update",
+    columns: [{ title: "Kind", field: "kind" }, { title: "Address", field: "base_url", kind: "code" }, { title: "Models", field: "models", kind: "list" }, { title: "Key ends with", field: "hint", kind: "code" }],
+    remove: { title: "Delete", blast: "Routes to its models are refused." },
+    empty: "No outside providers yet.", first: "bedplate provider create openai",
+  }),
+  noun({
+    key: "prices", title: "Prices", one: "price", path: "/v1/prices", cli: "price", group: "Operator", create: "prices_create",
+    columns: [{ title: "Model", field: "model" }, { title: "Prompt", field: "prompt" }, { title: "Completion", field: "completion" }, { title: "From", field: "valid_from", kind: "time" }],
+    remove: { title: "Delete", blast: "Use after its start costs what an earlier price says." },
+    empty: "Nothing has a price yet.", first: "bedplate price list",
   }),
   noun({
     key: "projects", title: "Projects", one: "project", path: "/v1/projects", cli: "project", group: "Operator", create: "projects_create", update: "projects_update",
