@@ -7,6 +7,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from controlplane.authz import policy
@@ -33,7 +34,8 @@ class Role(StrEnum):
 class Actor:
     """Who asks: a person, the holder of a token, or a part of Bedplate itself.
 
-    `roles` by project id; `scopes` are patterns of actions that a token is narrowed to, empty for none.
+    `roles` by project id; `scopes` are patterns of actions that a token is narrowed to, empty for none;
+    `expires_at` is when the token ends.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Actor:
     scopes: tuple[str, ...] = ()
     user_id: str | None = None
     session_id: str | None = None
+    expires_at: datetime | None = None
 
     @property
     def project_ids(self) -> tuple[str, ...]:

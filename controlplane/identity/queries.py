@@ -55,9 +55,10 @@ async def live_session(session: AsyncSession, secret_sha256: bytes, idle: timede
         return None
     row, user = found
     if now - row.last_used_at > _LAST_USED_PRECISION:
+        free = select(UserSession.id).where(UserSession.id == row.id).with_for_update(skip_locked=True, key_share=True)
         await session.execute(
             update(UserSession)
-            .where(UserSession.id == row.id)
+            .where(UserSession.id.in_(free.scalar_subquery()))
             .values(last_used_at=now, updated_at=UserSession.updated_at)
             .execution_options(synchronize_session=False)
         )

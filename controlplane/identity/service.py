@@ -138,9 +138,10 @@ async def _holder(session: AsyncSession, authorization: str) -> Actor:
         if user is None:
             raise Unauthenticated("the token's person is disabled")
         person = await _person(session, user)
-        return replace(person, id=row.id, name=row.name, scopes=scopes)
+        return replace(person, id=row.id, name=row.name, scopes=scopes, expires_at=row.expires_at)
     roles = {} if row.project_id is None else {row.project_id: Role(row.role)}
-    return Actor(id=row.id, name=row.name, is_operator=row.role == Role.OPERATOR, roles=roles, scopes=scopes)
+    is_operator = row.role == Role.OPERATOR
+    return Actor(id=row.id, name=row.name, is_operator=is_operator, roles=roles, scopes=scopes, expires_at=row.expires_at)
 
 
 async def _person(session: AsyncSession, user: User, *, session_id: str | None = None) -> Actor:

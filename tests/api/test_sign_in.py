@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pyotp
 import pytest
@@ -81,7 +81,7 @@ async def test_life_of_a_person(operator, browser, api):
 async def test_wrong_passwords_lock_the_account_and_say_for_how_long(operator, browser, anonymous, api):
     await signed_in(operator, browser, "bob")
     answers = [await anonymous.post("/v1/sessions", json={"name": "bob", "password": "wrong"}) for _ in range(6)]
-    assert [answer.json()["code"] for answer in answers] == ["session.refused"] * 5 + ["session.locked"]
+    assert [answer.json()["code"] for answer in answers] == ["session.refused"] * 5 + ["user.locked"]
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 16
     right = await anonymous.post("/v1/sessions", json={"name": "bob", "password": PASSWORD})
     assert right.status_code == 429
@@ -91,7 +91,7 @@ async def test_wrong_passwords_lock_the_account_and_say_for_how_long(operator, b
         await session.execute(text("""UPDATE "user" SET locked_until = now() - interval '1 s' WHERE name = 'bob'"""))
     assert (await anonymous.post("/v1/sessions", json={"name": "bob", "password": PASSWORD})).status_code == 201
     assert (await operator.get("/v1/users/bob")).json()["locked_until"] is None
-    refused = [entry for entry in (await operator.get("/v1/audit")).json()["items"] if entry["action"] == "session.refused"]
+    refused = [entry for entry in (await operator.get("/v1/audit")).json()["items"] if entry["action"] == "user.refused"]
     assert len(refused) == 5
     nobody = await anonymous.post("/v1/sessions", json={"name": "nobody", "password": PASSWORD})
     assert (nobody.status_code, nobody.json()["code"]) == (401, "session.refused")
@@ -102,12 +102,12 @@ async def test_failures_at_once_are_all_counted(operator, browser, anonymous):
     attempts = [anonymous.post("/v1/sessions", json={"name": "eve", "password": f"guess {number}"}) for number in range(12)]
     codes = [answer.json()["code"] for answer in await asyncio.gather(*attempts)]
     assert codes.count("session.refused") == 5
-    assert codes.count("session.locked") == 7
+    assert codes.count("user.locked") == 7
 
 
 async def test_one_time_codes(operator, browser, anonymous, api):
     await signed_in(operator, browser, "carol")
-    secret = (await browser.post("/v1/users/current/start-totp")).json()["secret"]
+    secret = (await browser.post("/v1/users/current/start-totp", json={"password": PASSWORD})).json()["secret"]
     totp = pyotp.TOTP(secret)
     now = api.app.state.services.clock.now()
     wrong = await browser.post("/v1/users/current/confirm-totp", json={"code": totp.at(now - timedelta(hours=1))})
@@ -134,10 +134,12 @@ async def test_another_site_changes_nothing_with_our_cookie(operator, browser, h
     await signed_in(operator, browser, "dave")
     for name in SAME_SITE:
         del browser.headers[name]
-    refused = await browser.post("/v1/users/current/start-totp", headers=headers)
+    refused = await browser.post("/v1/users/current/start-totp", headers=headers, json={"password": PASSWORD})
     assert (refused.status_code, refused.json()["code"]) == (403, "auth.cross_site")
     assert (await browser.get("/v1/users/current", headers=headers)).status_code == 200
-    assert (await browser.post("/v1/users/current/start-totp", headers={"origin": "http://api.test"})).status_code == 200
+    ours = {"origin": "http://api.test"}
+    body = {"password": PASSWORD}
+    assert (await browser.post("/v1/users/current/start-totp", headers=ours, json=body)).status_code == 200
 
 
 async def test_passwords_and_people_that_are_refused(operator, browser):
@@ -204,3 +206,41 @@ async def test_the_first_operator_comes_by_a_link_in_the_state_directory(databas
     async with database.sessionmaker.begin() as session:
         await ensure_first_user(session, tmp_path)
     assert not path.exists()
+
+
+async def test_a_project_admin_governs_people_not_the_deployment(operator, browser):
+    await signed_in(operator, browser, "heidi")
+    await operator.post("/v1/projects/ours/members", json={"user": "heidi", "role": "admin"})
+    assert (await browser.patch("/v1/projects/ours", json={"description": "ours"})).status_code == 200
+    containers = await browser.patch("/v1/projects/ours", json={"allow_containers": True})
+    assert (containers.status_code, containers.json()["code"]) == (403, "project.containers_forbidden")
+    assert (await browser.patch("/v1/projects/ours", json={"quota": {"vms": 9}})).json()["code"] == "project.quota_forbidden"
+
+
+async def test_a_narrowed_or_ending_operator_token_makes_no_operator(operator, api):
+    soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    await operator.post("/v1/users", json={"name": "ivan"})
+    for number, narrowing in enumerate(({"scopes": ["user.*", "token.create"]}, {"expires_at": soon})):
+        made = await operator.post("/v1/tokens", json={"name": f"narrow-{number}", "role": "operator", **narrowing})
+        async with api.client(made.json()["secret"]) as narrow:
+            for answer in (
+                await narrow.post("/v1/users", json={"name": "mallory", "is_operator": True}),
+                await narrow.patch("/v1/users/ivan", json={"is_operator": True}),
+                await narrow.post("/v1/users/ivan/invite"),
+            ):
+                assert (answer.status_code, answer.json()["code"]) == (403, "user.token_narrowed")
+            longer = await narrow.post("/v1/tokens", json={"name": "longer", "role": "operator", "scopes": ["user.*"]})
+            assert longer.status_code == (201 if "scopes" in narrowing else 422), longer.text
+
+
+async def test_guesses_behind_a_session_count_and_a_link_ends_the_lock(operator, browser, anonymous):
+    await signed_in(operator, browser, "judy")
+    wrong = {"current": "not the password", "new": PASSWORD + "2"}
+    codes = [(await browser.post("/v1/users/current/password", json=wrong)).json()["code"] for _ in range(6)]
+    assert codes == ["user.password_wrong"] * 5 + ["user.locked"]
+    assert (await browser.post("/v1/users/current/remove-totp", json={"password": PASSWORD})).json()["code"] == "user.locked"
+    link = (await operator.post("/v1/users/judy/invite")).json()["link"].partition("#")[2]
+    assert (await anonymous.post("/v1/sessions/redeem", json={"link": link, "password": PASSWORD + "3"})).status_code == 201
+    assert (await anonymous.post("/v1/sessions", json={"name": "judy", "password": PASSWORD + "3"})).status_code == 201
+    actions = {entry["action"] for entry in (await operator.get("/v1/audit")).json()["items"]}
+    assert {"user.refused", "user.redeem"} <= actions

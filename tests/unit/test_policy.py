@@ -68,3 +68,32 @@ def test_a_new_action_is_closed_until_it_is_opened():
     for role in ("viewer", "person"):
         assert not policy.permits(frozenset({role}), "volcano.erupt", in_project=True, in_scope=True)
         assert not policy.permits(frozenset({role}), "volcano.erupt", in_project=False, in_scope=True)
+
+
+@pytest.mark.parametrize(
+    ("action", "least"),
+    [
+        ("vm.list", "viewer"),
+        ("vm.log", "viewer"),
+        ("usage.export", "viewer"),
+        ("vm.console", "editor"),
+        ("vm.create", "editor"),
+        ("key.create", "editor"),
+        ("volume.delete", "editor"),
+        ("member.create", "admin"),
+        ("token.create", "admin"),
+        ("project.rotate-key", "admin"),
+        ("project.update", "admin"),
+        ("project.delete", "operator"),
+    ],
+)
+def test_the_least_role_in_a_project(action, least):
+    order = ["viewer", "editor", "admin", "operator"]
+    able = [role for role in order if policy.permits(frozenset({role}), action, in_project=True, in_scope=True)]
+    assert able == order[order.index(least) :]
+
+
+def test_what_is_open_outside_of_projects():
+    outside = {action for action in ACTIONS if policy.permits(frozenset(), action, in_project=False, in_scope=True)}
+    assert not {action for action in outside if action.partition(".")[2] not in {"list", "show", "current"}}
+    assert not outside & {"host.list", "user.list", "incident.list", "provider.list", "audit.list-all"}

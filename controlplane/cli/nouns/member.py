@@ -18,6 +18,7 @@ noun = Noun(
 )
 app = noun.app
 noun.add_list()
+noun.add_show()
 noun.add_delete("remove")
 
 Role = Annotated[str, typer.Argument(help="viewer, editor or admin.")]

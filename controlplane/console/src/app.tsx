@@ -1,5 +1,5 @@
 /** Which page stands at which address. */
-import { useRef } from "react";
+import { useEffect, useRef } from "react";
 import { Dialog, Modal, ModalOverlay } from "react-aria-components";
 import { Navigate, Route, Routes, useLocation } from "react-router";
 import { useLive } from "./api/live";
@@ -15,12 +15,16 @@ import { Shell } from "./parts/shell";
 export function App() {
   const { data: present, error, isPending } = useMe();
   const last = useRef<Me | null>(null);
-  if (present) last.current = present;
+  const isAnother = Boolean(present && last.current && present.id !== last.current.id);
+  useEffect(() => {
+    if (isAnother) window.location.assign("/"); // nothing of the former person's page or cache stays
+  }, [isAnother]);
+  if (present && !isAnother) last.current = present;
   const me = present ?? last.current;
   const live = useLive(Boolean(present));
   const { pathname } = useLocation();
   if (pathname === "/welcome") return <Welcome />;
-  if (isPending) return null;
+  if (isPending || isAnother) return null;
   if (error && !me) return <main className="p-8"><Trouble problem={error} /></main>;
   if (!me) return <SignIn />;
   const first = localStorage.getItem("bedplate.project") ?? me.memberships[0]?.project ?? "default";

@@ -32,3 +32,10 @@ class ProjectQuotaForbidden(Forbidden):
 
     code = "project.quota_forbidden"
     title = "An operator sets quotas"
+
+
+class ProjectContainersForbidden(Forbidden):
+    """Containers share their host's kernel with other tenants: whether a project may run them is an operator's choice."""
+
+    code = "project.containers_forbidden"
+    title = "An operator allows containers"

@@ -5,7 +5,13 @@ from __future__ import annotations
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.models.project import Project
 from controlplane.resources.project import service
-from controlplane.resources.project.errors import ProjectNameTaken, ProjectNotEmpty, ProjectNotFound, ProjectQuotaForbidden
+from controlplane.resources.project.errors import (
+    ProjectContainersForbidden,
+    ProjectNameTaken,
+    ProjectNotEmpty,
+    ProjectNotFound,
+    ProjectQuotaForbidden,
+)
 from controlplane.resources.project.schemas import ProjectCreate, ProjectUpdate, ProjectView
 
 noun = Noun("project", "projects", in_project=False, has_operations=False)
@@ -30,7 +36,7 @@ async def show(call: Call, project: Ref) -> Project:
     return await call.load(Project, project)
 
 
-@noun.update(ProjectView, errors=[ProjectNotFound, ProjectQuotaForbidden])
+@noun.update(ProjectView, errors=[ProjectNotFound, ProjectQuotaForbidden, ProjectContainersForbidden])
 async def update(call: Call, project: Ref, body: ProjectUpdate) -> Project:
     """Change the fields that are sent."""
     row = await call.load(Project, project)
@@ -39,6 +45,8 @@ async def update(call: Call, project: Ref, body: ProjectUpdate) -> Project:
         if not call.actor.is_operator:
             raise ProjectQuotaForbidden
         changes["quota"] = service.limits(changes["quota"])
+    if "allow_containers" in changes and not call.actor.is_operator:
+        raise ProjectContainersForbidden
     for name, value in changes.items():
         setattr(row, name, value)
     return row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import BedplateError, NotFound, Unauthenticated
+from controlplane.core.errors import NotFound, Unauthenticated
 
 
 class SessionNotFound(NotFound):
@@ -31,11 +31,3 @@ class LinkInvalid(Unauthenticated):
 
     code = "session.link_invalid"
     title = "The link is not valid"
-
-
-class SignInLocked(BedplateError):
-    """Too many wrong passwords or codes: none is looked at before the time that the detail names."""
-
-    code = "session.locked"
-    status = 429
-    title = "Too many failures"

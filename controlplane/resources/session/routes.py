@@ -17,23 +17,23 @@ from controlplane.identity.service import digest, new_session
 from controlplane.models.session import UserSession
 from controlplane.models.user import User
 from controlplane.resources.session import queries, service
-from controlplane.resources.session.errors import CodeNeeded, LinkInvalid, SessionNotFound, SignInLocked, SignInRefused
+from controlplane.resources.session.errors import CodeNeeded, LinkInvalid, SessionNotFound, SignInRefused
 from controlplane.resources.session.schemas import Redeem, SessionView, SignedIn, SignIn
 from controlplane.resources.user import queries as users
 from controlplane.resources.user import service as user_service
-from controlplane.resources.user.errors import UserPasswordWeak
+from controlplane.resources.user.errors import UserLocked, UserPasswordWeak
 from controlplane.resources.user.schemas import UserView
 
 noun = Noun("session", "sessions", in_project=False, has_operations=False)
 router = noun.router
 
 
-@noun.route("POST", "", "create", SignedIn, status=201, is_public=True, errors=[SignInRefused, CodeNeeded, SignInLocked])
+@noun.route("POST", "", "create", SignedIn, status=201, is_public=True, errors=[SignInRefused, CodeNeeded, UserLocked])
 async def create(call: Call, body: SignIn, response: Response) -> SignedIn:
     """Sign in with name, password and, where the account asks for it, a one-time code. Sets the session's cookie."""
     found = await users.by_ref(call.session, body.name)
     if found is not None:
-        service.refuse_locked(found, call.services.clock.now())
+        user_service.refuse_locked(found, call.services.clock.now())
     stored = found.password_hash if found is not None and not found.is_disabled else None
     async with call.outside():
         is_right = await passwords.is_right(body.password, stored)
@@ -57,10 +57,23 @@ async def redeem(call: Call, body: Redeem, response: Response) -> SignedIn:
     user = await queries.by_link(call.session, link, now)
     if user is None:
         raise LinkInvalid
+    before = audit.snapshot(user)
     user.password_hash, user.link_sha256, user.link_expires_at = new_hash, None, None
     user_service.remove_totp(user)
+    user_service.forgive(user)
     await user_service.end_sessions(call.session, user)
-    return await _signed_in(call, user, response)
+    signed_in = await _signed_in(call, user, response)
+    await audit.record(
+        call.session,
+        call.actor,
+        "user.redeem",
+        subject_kind="user",
+        subject_id=user.id,
+        request_id=call.request_id,
+        before=before,
+        after=audit.snapshot(user),
+    )
+    return signed_in
 
 
 @noun.list(SessionView)
@@ -98,24 +111,16 @@ def _seen(call: Call) -> list[ColumnElement[bool]]:
 async def _check(call: Call, user: User, body: SignIn, *, is_right: bool) -> None:
     """Count and refuse what is wrong, forget earlier failures after what is right."""
     now = call.services.clock.now()
-    service.refuse_locked(user, now)
+    user_service.refuse_locked(user, now)
     if is_right and user.has_totp and body.code is None:
         raise CodeNeeded(errors=(FieldError(pointer="/code", detail="is needed"),))
     if is_right and user.has_totp and body.code is not None:
         is_right = user_service.use_code(user, body.code, call.services.sealer, now)
     if is_right:
-        service.forgive(user)
+        user_service.forgive(user)
         return
-    service.count_failure(user, now)
-    await audit.record(
-        call.session,
-        call.actor,
-        "session.refused",
-        subject_kind="user",
-        subject_id=user.id,
-        request_id=call.request_id,
-        after={"client_address": _client(call), "failed_sign_ins": user.failed_sign_ins},
-    )
+    about = {"client_address": _client(call)}
+    await user_service.refused(call.session, call.actor, user, now=now, request_id=call.request_id, **about)
     await call.release()
     raise SignInRefused
 

@@ -28,10 +28,10 @@ class TokenRoleInvalid(InvalidInput):
 
 
 class TokenExpiryInvalid(InvalidInput):
-    """`expires_at` lies in the past."""
+    """`expires_at` lies in the past, or beyond the end of the token that asks."""
 
     code = "token.expiry_invalid"
-    title = "The token would have expired already"
+    title = "The token's end is not valid"
 
 
 class TokenScopeInvalid(InvalidInput):

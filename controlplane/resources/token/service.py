@@ -39,6 +39,9 @@ async def create(session: AsyncSession, actor: Actor, asked: Asked, now: datetim
         raise TokenRoleInvalid(wrong.detail, errors=(wrong,))
     if asked.expires_at is not None and asked.expires_at <= now:
         raise TokenExpiryInvalid(errors=(FieldError(pointer="/expires_at", detail="lies in the past"),))
+    if actor.expires_at is not None and (asked.expires_at is None or asked.expires_at > actor.expires_at):
+        words = f"your own token ends at {actor.expires_at.isoformat()}: give none that lives longer"
+        raise TokenExpiryInvalid(words, errors=(FieldError(pointer="/expires_at", detail=words),))
     if actor.scopes and not (asked.scopes and set(asked.scopes) <= set(actor.scopes)):
         words = f"your own token is narrowed to {', '.join(actor.scopes)}: give one or more of these"
         raise TokenScopeInvalid(words, errors=(FieldError(pointer="/scopes", detail=words),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Conflict, InvalidInput, NotFound
+from controlplane.core.errors import BedplateError, Conflict, Forbidden, InvalidInput, NotFound
 
 
 class UserNotFound(NotFound):
@@ -27,6 +27,14 @@ class UserPasswordWrong(InvalidInput):
     title = "The present password is wrong"
 
 
+class UserLocked(BedplateError):
+    """Too many wrong passwords or codes for this account: none is looked at before the time that the detail names."""
+
+    code = "user.locked"
+    status = 429
+    title = "Too many failures"
+
+
 class UserPasswordWeak(InvalidInput):
     """A password has 12 to 256 characters and is not the name. No other rule: length is what helps."""
 
@@ -46,6 +54,13 @@ class UserTotpState(Conflict):
 
     code = "user.totp_state"
     title = "One-time codes are not in that state"
+
+
+class UserTokenNarrowed(Forbidden):
+    """A one-time link or the operator's flag is worth more than a token that is narrowed by scopes or ends; use another one."""
+
+    code = "user.token_narrowed"
+    title = "This token gives less than that"
 
 
 class UserIsSelf(Conflict):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.authz.service import Actor
 from controlplane.core.ids import is_id
 from controlplane.models.member import Member
 from controlplane.models.project import Project
+from controlplane.models.session import UserSession
+from controlplane.models.token import Token
 from controlplane.models.user import User
 
 
@@ -21,6 +24,13 @@ async def locked(session: AsyncSession, user_id: str) -> User | None:
     """The row as it is now, locked until the transaction ends."""
     query = select(User).where(User.id == user_id).with_for_update(key_share=True).execution_options(populate_existing=True)
     return await session.scalar(query)
+
+
+async def is_signed_in(session: AsyncSession, actor: Actor) -> bool:
+    """Whether the session or token of this request is still there."""
+    if actor.session_id is not None:
+        return await session.scalar(select(UserSession.id).where(UserSession.id == actor.session_id)) is not None
+    return await session.scalar(select(Token.id).where(Token.id == actor.id)) is not None
 
 
 async def memberships(session: AsyncSession, user_id: str) -> list[dict[str, str]]:

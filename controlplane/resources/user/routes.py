@@ -5,24 +5,27 @@ from __future__ import annotations
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.core.errors import FieldError
 from controlplane.identity import password as passwords
+from controlplane.identity.errors import SessionEnded
 from controlplane.identity.service import new_link
 from controlplane.models.user import User
 from controlplane.resources.user import queries, service
 from controlplane.resources.user.errors import (
     UserCodeWrong,
     UserIsSelf,
+    UserLocked,
     UserNameTaken,
     UserNotFound,
     UserPasswordWeak,
     UserPasswordWrong,
+    UserTokenNarrowed,
     UserTotpState,
 )
 from controlplane.resources.user.schemas import (
     CurrentUser,
     Membership,
     PasswordChange,
+    Proof,
     TotpConfirm,
-    TotpRemove,
     TotpStarted,
     UserCreate,
     UserLink,
@@ -30,13 +33,17 @@ from controlplane.resources.user.schemas import (
     UserView,
 )
 
+_UNPROVEN = [UserNotFound, UserPasswordWrong, UserLocked]
+
 noun = Noun("user", "users", in_project=False, has_operations=False)
 router = noun.router
 
 
-@noun.create(UserLink, errors=[UserNameTaken])
+@noun.create(UserLink, errors=[UserNameTaken, UserTokenNarrowed])
 async def create(call: Call, body: UserCreate) -> UserLink:
     """Make a person's account. The answer holds the one-time link by which they set their password."""
+    if body.is_operator:
+        _refuse_narrowed(call)
     call.subject = user = await service.create(call.session, **body.model_dump())
     return _linked(call, user)
 
@@ -55,22 +62,21 @@ async def current(call: Call) -> CurrentUser:
     return CurrentUser(**UserView.model_validate(user).model_dump(), memberships=memberships)
 
 
-@noun.route("POST", "/current/password", "password", UserView, errors=[UserNotFound, UserPasswordWrong, UserPasswordWeak])
+@noun.route("POST", "/current/password", "password", UserView, errors=[*_UNPROVEN, UserPasswordWeak])
 async def change_password(call: Call, body: PasswordChange) -> User:
     """Change one's own password; all other sessions of this person end."""
-    user = await _proven(call, body.current, pointer="/current")
-    service.check_password(user.name, body.new)
-    new_hash = await passwords.hashed(body.new)
     user = await _me(call)
-    user.password_hash = new_hash
+    service.check_password(user.name, body.new)
+    user, new_hash = await _proven(call, user, body.current, new=body.new, pointer="/current")
+    user.password_hash, user.link_sha256, user.link_expires_at = new_hash, None, None
     await service.end_sessions(call.session, user, but=call.actor.session_id)
     return user
 
 
-@noun.route("POST", "/current/start-totp", "start-totp", TotpStarted, errors=[UserNotFound, UserTotpState])
-async def start_totp(call: Call) -> TotpStarted:
+@noun.route("POST", "/current/start-totp", "start-totp", TotpStarted, errors=[*_UNPROVEN, UserTotpState])
+async def start_totp(call: Call, body: Proof) -> TotpStarted:
     """Begin to use one-time codes: the answer holds the secret for the authenticator. Sign-in asks once it is confirmed."""
-    user = await _me(call)
+    user, _ = await _proven(call, await _me(call), body.password, pointer="/password")
     secret = service.start_totp(user, call.services.sealer)
     return TotpStarted(secret=secret, uri=passwords.totp_uri(secret, user.name))
 
@@ -84,10 +90,10 @@ async def confirm_totp(call: Call, body: TotpConfirm) -> User:
     return user
 
 
-@noun.route("POST", "/current/remove-totp", "remove-totp", UserView, errors=[UserNotFound, UserPasswordWrong])
-async def remove_totp(call: Call, body: TotpRemove) -> User:
+@noun.route("POST", "/current/remove-totp", "remove-totp", UserView, errors=_UNPROVEN)
+async def remove_totp(call: Call, body: Proof) -> User:
     """Stop using one-time codes; asks for the password."""
-    user = await _proven(call, body.password, pointer="/password")
+    user, _ = await _proven(call, await _me(call), body.password, pointer="/password")
     service.remove_totp(user)
     await service.end_sessions(call.session, user, but=call.actor.session_id)
     return user
@@ -99,13 +105,15 @@ async def show(call: Call, user: Ref) -> User:
     return await call.load(User, user)
 
 
-@noun.update(UserView, errors=[UserNotFound, UserIsSelf])
+@noun.update(UserView, errors=[UserNotFound, UserIsSelf, UserTokenNarrowed])
 async def update(call: Call, user: Ref, body: UserUpdate) -> User:
     """Change the fields that are sent. Disabling ends the person's sessions, and their tokens are refused."""
     row = await call.load(User, user)
     changes = body.model_dump(exclude_unset=True, exclude_none=True)
     if row.id == call.actor.user_id and (changes.get("is_disabled") or changes.get("is_operator") is False):
         raise UserIsSelf("another operator disables or demotes you")
+    if changes.get("is_operator"):
+        _refuse_narrowed(call)
     for name, value in changes.items():
         setattr(row, name, value)
     if row.is_disabled:
@@ -122,9 +130,10 @@ async def delete(call: Call, user: Ref) -> None:
     await call.session.delete(row)
 
 
-@noun.action("invite", UserLink, errors=[UserNotFound])
+@noun.action("invite", UserLink, errors=[UserNotFound, UserTokenNarrowed])
 async def invite(call: Call, user: Ref) -> UserLink:
     """Make a new one-time link, for a lost password or authenticator: using it sets a password and ends one-time codes."""
+    _refuse_narrowed(call)
     return _linked(call, await call.load(User, user))
 
 
@@ -142,12 +151,28 @@ async def _me(call: Call) -> User:
     return await call.load(User, call.actor.user_id)
 
 
-async def _proven(call: Call, password: str, *, pointer: str) -> User:
-    """The person, when this is their password. The row is not held while it is compared, for that takes long."""
-    user = await _me(call)
-    stored = user.password_hash
+async def _proven(call: Call, user: User, password: str, *, pointer: str, new: str = "") -> tuple[User, str]:
+    """The person as they are now, locked, when this is their password; and the hash of a new one.
+
+    Nothing is held while it is compared, for that takes long; what changed meanwhile refuses. A wrong one is counted.
+    """
+    now, stored = call.services.clock.now(), user.password_hash
+    service.refuse_locked(user, now)
     async with call.outside():
         is_right = await passwords.is_right(password, stored)
-    if not is_right:
-        raise UserPasswordWrong(errors=(FieldError(pointer=pointer, detail="is not the present password"),))
-    return await _me(call)
+        new_hash = await passwords.hashed(new) if is_right and new else ""
+    present = await queries.locked(call.session, user.id)
+    if present is None or present.is_disabled or not await queries.is_signed_in(call.session, call.actor):
+        raise SessionEnded
+    service.refuse_locked(present, now)
+    if is_right and present.password_hash == stored:
+        service.forgive(present)
+        return present, new_hash
+    await service.refused(call.session, call.actor, present, now=now, request_id=call.request_id)
+    await call.release()
+    raise UserPasswordWrong(errors=(FieldError(pointer=pointer, detail="is not the present password"),))
+
+
+def _refuse_narrowed(call: Call) -> None:
+    if call.actor.scopes or call.actor.expires_at is not None:
+        raise UserTokenNarrowed

@@ -79,5 +79,5 @@ class TotpConfirm(Input):
     code: Code
 
 
-class TotpRemove(Input):
+class Proof(Input):
     password: Password

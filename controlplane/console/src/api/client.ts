@@ -8,7 +8,7 @@ export const SIGNED_OUT = "bedplate.signed-out";
 /** The problem; that a session ended is told to whoever shows the sign-in. */
 async function refusal(response: Response): Promise<Problem> {
   const problem = await problemOf(response);
-  if (problem.code === "auth.session_ended") window.dispatchEvent(new Event(SIGNED_OUT));
+  if (problem.code === "auth.session_ended" || problem.code === "auth.token_missing") window.dispatchEvent(new Event(SIGNED_OUT));
   return problem;
 }
 

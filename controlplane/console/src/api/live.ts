@@ -1,6 +1,7 @@
 /** Events as they happen: what changed is read anew. A cut stream goes on behind the last event it saw. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
+import { SIGNED_OUT } from "./client";
 
 const SETTLE_MS = 150; // a storm of events reads the lists once
 const LONGEST_WAIT_MS = 15_000;
@@ -33,6 +34,10 @@ async function follow(signal: AbortSignal, onEvent: () => void, setState: (state
     try {
       const query = position ? `?after=${position}` : "";
       const response = await fetch(`/v1/events${query}`, { signal, credentials: "same-origin" });
+      if (response.status === 401) {
+        window.dispatchEvent(new Event(SIGNED_OUT));
+        return;
+      }
       if (response.ok && response.body) {
         setState("live");
         onEvent();

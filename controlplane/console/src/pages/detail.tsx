@@ -25,7 +25,8 @@ export function Detail({ noun }: { noun: Noun }) {
   const path = pathOf(noun, project, id);
   const { data, error, dataUpdatedAt } = useQuery<Answer, Problem>({ queryKey: ["data", path], queryFn: () => call("GET", path), refetchInterval: POLL_MS, retry: false });
   const [asking, setAsking] = useState<"update" | "destroy" | null>(null);
-  const refusal = useRefusal(project, noun.key === "members" ? "admin" : "editor");
+  const cannotChange = useRefusal(project, noun.key === "members" ? "admin" : "editor");
+  const refusal = noun.key === "tokens" ? undefined : cannotChange;
   if (error && !data) return <Trouble problem={error} />;
   if (!data) return <p role="status" className="soft">Loading…</p>;
   const row = data.body;
@@ -51,7 +52,7 @@ export function Detail({ noun }: { noun: Noun }) {
         <TabPanel id="Overview"><Overview row={row} /></TabPanel>
         <TabPanel id="Operations"><Operations subject={row.id} /></TabPanel>
         <TabPanel id="API"><Snippet text={`curl -H "Authorization: Bearer $BEDPLATE_TOKEN" \\\n  ${window.location.origin}${path}`} /></TabPanel>
-        <TabPanel id="CLI"><Snippet text={`bedplate ${noun.cli} show ${nameOf(row)}${inProject(noun) ? ` --project ${project}` : ""} -o yaml`} /></TabPanel>
+        <TabPanel id="CLI"><Snippet text={`bedplate ${noun.cli} show ${String(row.name ?? row.user_name ?? row.id)}${inProject(noun) ? ` --project ${project}` : ""} -o yaml`} /></TabPanel>
       </Tabs>
       {asking === "update" && noun.update && <Change noun={noun} path={path} data={data} onClose={() => { setAsking(null); void queries.invalidateQueries({ queryKey: ["data"] }); }} />}
       {asking === "destroy" && noun.remove && (
