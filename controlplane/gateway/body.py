@@ -43,6 +43,12 @@ def understand(body: bytes) -> Asked:
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise problem.bad_request("stream_options must be an object.", param="stream_options")
+    extra = document.get("ext_params")
+    if isinstance(extra, dict):
+        for name in ("stream", "stream_options"):
+            if name in extra:
+                raise problem.bad_request(f"{name} is not for ext_params: put it into the request itself.", param="ext_params")
+        document = {**extra, **document}
     limit = next((document[name] for name in _LIMITS if document.get(name) is not None), None)
     return Asked(
         model=model,

@@ -43,7 +43,7 @@ class Price:
 
     def of(self, prompt: int, cached: int, completion: int) -> int:
         """What they cost, in millionths; rounded up, as metering does."""
-        tokens = (prompt - cached) * self.prompt + cached * self.cached + completion * self.completion
+        tokens = max(0, prompt - cached) * self.prompt + cached * self.cached + completion * self.completion
         return self.request - (-tokens // 1_000_000)
 
 

@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from controlplane.core import json
 from controlplane.core.json import JsonObject
 from controlplane.gateway.problem import Problem
+
+_MOST_TOKENS = 1 << 31  # what says more is a mistake, or an attack on the sums
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether an engine's figure can be one: some answer nonsense, and one record that does not fit stops all that follow."""
+    return type(value) is int and 0 <= value <= _MOST_TOKENS
+
+
+def _count(value: object) -> int:
+    return value if is_count(value) else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,13 +39,16 @@ class Tokens:
         """Take over the engine's figures, in OpenAI's or Anthropic's words; what is no whole number is left alone."""
         prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
         completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
-        if type(prompt) is not int or type(completion) is not int:
+        if not is_count(prompt) or not is_count(completion):
             return
-        self.prompt, self.completion, self.is_exact = prompt, completion, True
         details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
-        cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
-        if type(cached) is int:
-            self.cached = cached
+        if isinstance(details, dict):
+            cached = _count(details.get("cached_tokens"))
+        else:  # Anthropic counts what the cache gave and took beside its input tokens
+            cached = _count(usage.get("cache_read_input_tokens"))
+            prompt += cached + _count(usage.get("cache_creation_input_tokens"))
+        self.prompt, self.completion, self.is_exact = prompt, completion, True
+        self.cached = min(cached, prompt)
 
     def count(self) -> None:
         """One more token that nobody but us has counted."""
@@ -93,7 +108,7 @@ def read_messages(event: JsonObject, tokens: Tokens) -> Heard:
     elif kind == "message_delta":
         usage = event.get("usage")
         output = usage.get("output_tokens") if isinstance(usage, dict) else None
-        if type(output) is int:
+        if is_count(output):
             tokens.completion, tokens.is_exact = output, tokens.prompt is not None
     return Heard(is_done=kind == "message_stop")
 

@@ -35,7 +35,7 @@ WITH batch AS (
     is_estimated boolean, is_billable boolean, attempts int, first_token_ms bigint, served_model text)
 ), priced AS (
   SELECT b.*, CASE WHEN NOT is_billable OR p.model IS NULL THEN 0 ELSE p.request + ceil((
-    (b.prompt_tokens - b.cached_tokens) * p.prompt::numeric + b.cached_tokens * coalesce(p.cached, p.prompt)::numeric
+    greatest(0, b.prompt_tokens - b.cached_tokens) * p.prompt::numeric + b.cached_tokens * coalesce(p.cached, p.prompt)::numeric
     + b.completion_tokens * p.completion::numeric) / 1000000)::bigint END AS cost_micros
   FROM batch b
   LEFT JOIN LATERAL (

@@ -53,6 +53,7 @@ class KeyRing:
 
     def __init__(self, paths: Paths, sealer: HostSealer) -> None:
         self._sealer = sealer
+        self._state = paths.state
         self._private_path = paths.state / "storage.key"
         self._public_path = paths.state / "storage.pub"
         self._known: dict[str, bytes] = {}
@@ -99,12 +100,15 @@ class KeyRing:
             file.id for file in read(directory) if file.id not in self._known and (not file.host or file.id in self._unopened)
         )
 
-    async def settle(self, directory: Path, *, unlock: str | None, kek: KekWanted | None) -> None:
-        """Every key that can be opened rests as is wanted; `unlock` None leaves the host's wrap as it is."""
+    async def settle(self, directory: Path, *, own_id: str, unlock: str | None, kek: KekWanted | None) -> None:
+        """Every key that can be opened rests as is wanted; `unlock` None leaves the host's wrap as it is.
+
+        The policy is that of the volume's own key alone: one inherited from a stricter origin stays as strict.
+        """
         opened = (await self.open(directory)).keys
         for file in read(directory):
             key = opened.get(file.id)
-            is_host = bool(file.host) if unlock is None else unlock == "host"
+            is_host = bool(file.host) if unlock is None or file.id != own_id else unlock == "host"
             is_right = bool(file.host) == is_host and file.id not in self._unopened
             if key is None or (is_right and (kek is None or file.kek_id == kek.id)):
                 continue
@@ -125,13 +129,17 @@ class KeyRing:
             self._known[key_id] = key
 
     def erase(self, directory: Path) -> None:
-        """The keys' files go first: what is left of the data afterwards cannot be read."""
-        for file in read(directory):
-            self._known.pop(file.id, None)
+        """The keys' files go first: what is left of the data afterwards cannot be read. What other volumes and snapshots are
+        made of stays known.
+        """
+        key_ids = [file.id for file in read(directory)]
         keys = directory / "keys"
         if keys.exists():
             shutil.rmtree(keys)
             files.sync_directory(directory)
+        for key_id in key_ids:
+            if not any(self._state.glob(f"*/*/keys/{key_id}.json")):
+                self._known.pop(key_id, None)
 
     async def _open_one(self, file: KeyFile) -> bytes | None:
         if not file.host:

@@ -30,7 +30,7 @@ class SnapshotKind:
         if layers.read(directory) is None:
             job.step = "snapshot"
             await _take(agent, document, directory)
-        await agent.keyring.settle(directory, unlock=None, kek=document.kek)
+        await agent.keyring.settle(directory, own_id=document.volume_id, unlock=None, kek=document.kek)
         taken = layers.read(directory)
         assert taken is not None
         return Succeeded(

@@ -52,6 +52,8 @@ class VolumeKind:
             if error.code != "volume.locked":
                 raise
             return Running(step="locked", needs=tuple(error.context["needs"]))
+        if needs := agent.keyring.locked(agent.paths.volume_directory(document.id)):
+            return Running(step="locked", needs=needs)  # no daemon asks for its keys yet; its next snapshot or machine will
         return Succeeded(
             observed={
                 "state": observed.state,
@@ -124,7 +126,7 @@ async def unlock(agent: Agent, body: VolumeUnlock) -> Unlocked:
         raise AgentError("volume.missing", f"volume {body.id} is not on this host", volume=body.id)
     directory = agent.paths.volume_directory(body.id)
     await agent.keyring.unlock(directory, ((key.id, key.sealed) for key in body.keys))
-    await agent.keyring.settle(directory, unlock=document.encryption.unlock, kek=document.encryption.kek)
+    await agent.keyring.settle(directory, own_id=document.id, unlock=document.encryption.unlock, kek=document.encryption.kek)
     agent.poke(("volume", body.id))
     return Unlocked(missing=agent.keyring.locked(directory))
 
@@ -135,7 +137,8 @@ async def export(agent: Agent, document: VolumeWanted) -> VolumeObserved:
     async with agent.keys_of.hold(document.id):
         if driver.traits.can_encrypt and await driver.observe(document.id) is None:
             await _make_keys(agent, document, directory)
-        await agent.keyring.settle(directory, unlock=document.encryption.unlock, kek=document.encryption.kek)
+        encryption = document.encryption
+        await agent.keyring.settle(directory, own_id=document.id, unlock=encryption.unlock, kek=encryption.kek)
         return await driver.apply(await plan_of(agent, document))
 
 

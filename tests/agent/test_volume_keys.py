@@ -88,7 +88,8 @@ async def test_a_volume_of_the_control_plane_waits_for_its_key(host: FakeHost, t
     observed = await volume.KIND.observe(fresh.agent, VOLUME, wanted("control_plane"))
     assert observed is not None
     assert (observed.state, volume.KIND.is_settled(wanted("control_plane"), observed)) == ("locked", True)
-    assert isinstance(result, Succeeded | Running)
+    assert isinstance(result, Running)
+    assert (result.step, result.needs) == ("locked", (VOLUME,))
 
     public = load_pem_public_key((await fresh.agent.keyring.public_key()).encode())
     assert isinstance(public, rsa.RSAPublicKey)

@@ -174,6 +174,45 @@ async def test_attaching_where_it_cannot_be(member, api):
         assert await session.scalar(select(Vm.generation)) == 1
 
 
+async def test_leaving_a_vm_that_waits_leaves_the_data_where_it_is(member, api, host_id):
+    """Two hosts, the volume on the one that has no room for its machine: nothing moves a volume that has data."""
+    assert (await member.post(VOLUMES, json=BODY)).status_code == 201
+    await make_ready(api, "data-1")
+    await add_pool(api, await add_host(api.database.sessionmaker, "b"), total=900 * GIB, free=900 * GIB)
+    async with api.database.sessionmaker.begin() as session:
+        before = await session.scalar(select(Volume.host_id).where(Volume.name == "data-1"))
+        await session.execute(update(Host).where(Host.id == before).values(is_cordoned=True))
+    body = {"name": "waits", "image": "debian", "network": "net", "volumes": [{"volume": "data-1"}], "on_no_capacity": "wait"}
+    made = await member.post(VMS, json=body)
+    assert made.status_code == 201, made.text
+    room = await reserved(api)
+    left = await member.post(f"{VOLUMES}/data-1/detach")
+    assert left.status_code == 200, left.text
+    async with api.database.sessionmaker() as session:
+        assert await session.scalar(select(Volume.host_id).where(Volume.name == "data-1")) == before
+    assert await reserved(api) == room
+
+
+async def test_a_machine_that_would_take_a_protected_volume_with_it_stays(member, api):
+    body = {"name": "vm-1", "image": "debian", "network": "net"}
+    volume = {"name": "kept", "size_bytes": GIB, "delete_with_vm": True}
+    made = await member.post(VMS, json=body | {"volumes": [volume]})
+    assert made.status_code == 201, made.text
+    assert (await member.patch(f"{VOLUMES}/kept", json={"is_protected": True})).status_code == 200
+    refused = await member.delete(f"{VMS}/vm-1")
+    assert (refused.status_code, refused.json()["code"]) == (409, "volume.protected"), refused.text
+
+
+async def test_a_quota_holds_volumes(member, operator, api):
+    assert (await operator.patch("/v1/projects/ours", json={"quota": {"volumes": 1, "disk_bytes": 2 * GIB}})).status_code == 200
+    assert (await member.post(VOLUMES, json=BODY)).status_code == 201
+    second = await member.post(VOLUMES, json=BODY | {"name": "data-2"})
+    assert (second.status_code, second.json()["code"]) == (403, "quota.exceeded")
+    await make_ready(api, "data-1")
+    grown = await member.post(f"{VOLUMES}/data-1/grow", json={"size_bytes": 3 * GIB})
+    assert (grown.status_code, grown.json()["code"]) == (403, "quota.exceeded")
+
+
 async def test_growing(member, api):
     await member.post(VOLUMES, json=BODY)
     assert (await member.post(f"{VOLUMES}/data-1/grow", json={"size_bytes": 2 * GIB})).json()["code"] == "volume.not_ready"

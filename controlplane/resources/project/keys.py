@@ -62,9 +62,22 @@ async def _made(sealer: Sealer, project_id: str) -> dict[str, Any]:
     return {"id": key_id, "project_id": project_id, "public_key": public, "private_sealed": sealed}
 
 
-async def record(session: AsyncSession, subject_id: str, told: Sequence[Any]) -> None:
+async def needed_by(session: AsyncSession, subject_id: str, source_id: str | None) -> set[str]:
+    """The keys that a volume or snapshot may need: its own, those it is known to use, and those of what it is made of.
+
+    A host's word widens none of it: else one host could fetch, or overwrite, the keys of another's volumes.
+    """
+    of = [subject_id, source_id] if source_id else [subject_id]
+    used = await session.scalars(select(VolumeKeyUse.key_id).where(VolumeKeyUse.subject_id.in_(of)))
+    return {subject_id, *used}
+
+
+async def record(session: AsyncSession, subject_id: str, source_id: str | None, told: Sequence[Any]) -> None:
     """What a host says that a volume or snapshot needs: each key once, under a project's key that we have."""
-    keys = sorted((item for item in told if item.get("wrapped")), key=lambda item: str(item["id"]))
+    allowed = await needed_by(session, subject_id, source_id)
+    keys = sorted(
+        (item for item in told if item.get("wrapped") and str(item["id"]) in allowed), key=lambda item: str(item["id"])
+    )
     wanted = {str(item["kek_id"]) for item in keys}
     known = set(await session.scalars(select(ProjectKey.id).where(ProjectKey.id.in_(wanted), ProjectKey.retired_at.is_(None))))
     for item in keys:

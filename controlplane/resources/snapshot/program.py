@@ -109,4 +109,4 @@ class SnapshotProgram(Program[Snapshot, HostLinks]):
             snapshot.consistency = "frozen" if observed.get("consistency") == "frozen" else "crash"
             await emit(tx.session, "snapshot.taken", "snapshot", snapshot.id, project_id=snapshot.project_id)
         snapshot.observed_generation = max(snapshot.observed_generation, generation)
-        await keys.record(tx.session, snapshot.id, observed.get("keys") or ())
+        await keys.record(tx.session, snapshot.id, snapshot.volume_id, observed.get("keys") or ())

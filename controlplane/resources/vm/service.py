@@ -98,7 +98,9 @@ async def _add_volumes(session: AsyncSession, vm: Vm, wanted: list[VmVolume], li
     for index, item in enumerate(wanted):
         if item.volume is None:
             volume = await volumes.describe(session, vm.project_id, item.as_volume())
+            await quotas.check(session, vm.project_id, volumes=1, disk_bytes=volume.size_bytes)
             session.add(volume)
+            host_ids |= {await volumes.host_of_snapshot(session, volume)} - {""}
         else:
             volume = await volumes.free_one(session, vm.project_id, item.volume, pointer=f"/volumes/{index}/volume")
         host_ids |= {volume.host_id} if volume.host_id else set()
@@ -326,6 +328,7 @@ async def remove(session: AsyncSession, vm: Vm) -> Vm:
     _check_owner(vm)
     if vm.is_protected:
         raise VmProtected(f"{vm.name} is protected")
+    await volumes.check_leaving(session, vm)
     await kernel.start(session, PROGRAM, vm.id, host_id=vm.host_id)
     await kernel.destroy(session, PROGRAM, vm.id)
     await loadbalancers.machine_changed(session, vm.id)

@@ -163,7 +163,7 @@ class VolumeProgram(Program[Volume, HostLinks]):
         volume.takes_effect = observed.get("takes_effect") or volume.takes_effect
         if "encrypted" in observed:
             volume.is_encrypted = bool(observed["encrypted"])
-        await keys.record(tx.session, volume.id, observed.get("keys") or ())
+        await keys.record(tx.session, volume.id, volume.snapshot_id, observed.get("keys") or ())
 
     async def _note(self, tx: Tx, seen: Observed) -> bool:
         """Write down what is seen; whether the volume, and the machine that has it, are as wanted."""
@@ -195,6 +195,10 @@ class VolumeProgram(Program[Volume, HostLinks]):
                 raise Terminal(
                     "volume.host_key_unknown", f"host {host.name} has not said to which key volumes' keys are sealed"
                 )
+            volume = await tx.session.get_one(Volume, self.subject_id)
+            foreign = sorted(set(key_ids) - await keys.needed_by(tx.session, volume.id, volume.snapshot_id))
+            if foreign:
+                raise Terminal("volume.key_foreign", f"host {host.name} asks for keys that are not its: {', '.join(foreign)}")
             sealed, unknown = await keys.sealed_to(tx.session, self.world.sealer, key_ids, public_key)
         if unknown:
             raise Terminal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.models.volume import Volume
 from controlplane.resources.image.errors import ImageNotAvailable
+from controlplane.resources.quota.errors import QuotaExceeded
 from controlplane.resources.snapshot import queries as snapshot_queries
 from controlplane.resources.snapshot import service as snapshots
 from controlplane.resources.snapshot.errors import SnapshotLimitReached, SnapshotNameTaken, SnapshotVolumeNotReady
@@ -49,6 +50,7 @@ router = noun.router
 @noun.create(
     VolumeView,
     errors=[
+        QuotaExceeded,
         VolumeNameTaken,
         VolumeLimitReached,
         VolumeImageUnknown,
@@ -137,7 +139,9 @@ async def detach(call: Call, volume: Ref) -> ShownVolume:
 
 
 @noun.action(
-    "grow", VolumeView, errors=[VolumeNotFound, VolumeDeleting, VolumeNotReady, VolumeShrinkRefused, StoragePoolNoSpace]
+    "grow",
+    VolumeView,
+    errors=[VolumeNotFound, VolumeDeleting, VolumeNotReady, VolumeShrinkRefused, StoragePoolNoSpace, QuotaExceeded],
 )
 async def grow(call: Call, volume: Ref, body: VolumeGrow) -> ShownVolume:
     """Make it larger. `takes_effect` says when a running VM sees it: now, or after its restart."""

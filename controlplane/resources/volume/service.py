@@ -24,6 +24,7 @@ from controlplane.models.storage_pool import StoragePool
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.resources.image.errors import ImageNotAvailable
+from controlplane.resources.quota import service as quotas
 from controlplane.resources.storage_pool import service as pools
 from controlplane.resources.volume.document import backend_of
 from controlplane.resources.volume.errors import (
@@ -65,6 +66,7 @@ async def create(session: AsyncSession, project_id: str, actor: Actor, wanted: V
     vm = await machine_named(session, project_id, wanted.vm) if wanted.vm is not None else None
     await check_count(session, project_id, most=most)
     volume = await describe(session, project_id, wanted)
+    await quotas.check(session, project_id, volumes=1, disk_bytes=volume.size_bytes)
     host_id = await _host_id(session, actor, wanted.host)
     if vm is not None:
         await _check_machine(session, vm)
@@ -74,6 +76,8 @@ async def create(session: AsyncSession, project_id: str, actor: Actor, wanted: V
     forced = {found for found in (host_id, vm and vm.host_id, snapshot and snapshot.host_id) if found}
     if len(forced) > 1:
         raise await _differs(session, forced)
+    if forced and vm is not None and vm.host_id is None:
+        raise VolumeHostDiffers(f"{vm.name} waits for a host; attach when it has one")
     if forced:
         await put_on_host(session, volume, forced.pop())
     elif vm is None:
@@ -164,6 +168,7 @@ async def _find_host(session: AsyncSession, volume: Volume) -> None:
 
 
 async def _set_host(session: AsyncSession, volume: Volume, host_id: str, held: int) -> None:
+    assert volume.host_id is None, "its data is where it is"
     host = await session.get_one(Host, host_id)
     volume.host_id, volume.pool_bytes, volume.backend = host_id, held, backend_of(host)
     _check_backend(volume)
@@ -282,7 +287,8 @@ async def detach(session: AsyncSession, volume: Volume, vm: Vm | None) -> Volume
     await kernel.start(session, PROGRAM, volume.id, host_id=volume.host_id)
     if vm.host_id is None:  # it was never there
         volume.vm_id, volume.attached_at, volume.delete_with_vm = None, None, False
-        await _find_host(session, volume)
+        if volume.host_id is None:
+            await _find_host(session, volume)
         return volume
     await _tell_machine(session, vm)
     volume.is_detaching = True
@@ -314,6 +320,7 @@ async def grow(session: AsyncSession, volume: Volume, size_bytes: int) -> Volume
         raise VolumeShrinkRefused(detail, errors=(FieldError(pointer="/size_bytes", detail=detail),))
     more = size_bytes - volume.size_bytes
     if more:
+        await quotas.check(session, volume.project_id, disk_bytes=more)
         held = await pools.take(session, volume.host_id, volume.pool, more)
         if held is None:
             short = await pools.shortage(session, volume.pool, more, volume.host_id)
@@ -339,6 +346,28 @@ async def update(session: AsyncSession, volume: Volume, changes: VolumeUpdate) -
     return volume
 
 
+async def host_of_snapshot(session: AsyncSession, volume: Volume) -> str:
+    """Where the snapshot lies that the volume begins as; empty without one."""
+    if volume.snapshot_id is None:
+        return ""
+    return (await session.get_one(Snapshot, volume.snapshot_id)).host_id
+
+
+async def check_leaving(session: AsyncSession, vm: Vm) -> None:
+    """What would be deleted with the machine may be: raises VolumeProtected, VolumeInUse."""
+    leaving = select(Volume).where(Volume.vm_id == vm.id, Volume.delete_with_vm, Volume.is_boot.is_(False))
+    for volume in await session.scalars(leaving.order_by(Volume.id)):
+        if volume.is_protected:
+            raise VolumeProtected(f"{volume.name} goes with {vm.name} and is protected; detach it or lift the protection")
+        await _check_not_taken(session, volume)
+
+
+async def _check_not_taken(session: AsyncSession, volume: Volume) -> None:
+    taking = select(Snapshot.name).where(Snapshot.volume_id == volume.id, Snapshot.state == "creating")
+    if (name := await session.scalar(taking.limit(1))) is not None:
+        raise VolumeInUse(f"snapshot {name} of {volume.name} is being taken")
+
+
 async def remove(session: AsyncSession, volume: Volume) -> Volume:
     """Begin to delete, or to retain; doing it twice is once. Raises VolumeIsRoot, VolumeInUse, VolumeProtected."""
     if volume.state in ("retained", "deleting"):
@@ -349,9 +378,7 @@ async def remove(session: AsyncSession, volume: Volume) -> Volume:
         raise VolumeInUse(f"{volume.name} is attached", vm_id=volume.vm_id)
     if volume.is_protected:
         raise VolumeProtected(f"{volume.name} is protected")
-    taking = select(Snapshot.name).where(Snapshot.volume_id == volume.id, Snapshot.state == "creating")
-    if (name := await session.scalar(taking.limit(1))) is not None:
-        raise VolumeInUse(f"snapshot {name} of {volume.name} is being taken")
+    await _check_not_taken(session, volume)
     await kernel.start(session, PROGRAM, volume.id, host_id=volume.host_id)
     if volume.state == "available" and volume.retention_hours:
         now = (await session.execute(select(func.now()))).scalar_one()
