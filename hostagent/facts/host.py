@@ -30,12 +30,14 @@ _LEAST_GLOBAL_PREFIXES = 2
 class Learner:
     """Programs and kernel features are probed once a process; the rest is read anew each time."""
 
-    def __init__(self, paths: Paths, config: HostConfig, drivers: Drivers | None, version: str) -> None:
+    def __init__(
+        self, paths: Paths, config: HostConfig, drivers: Drivers | None, version: str, keyring: KeyRing | None = None
+    ) -> None:
         self._paths = paths
         self._config = config
         self._drivers = drivers
         self._version = version
-        self._keyring = KeyRing(paths, HostSealer(paths.host_key))
+        self._keyring = keyring or KeyRing(paths, HostSealer(paths.host_key))
         self._kvm: asyncio.Task[KvmFact] | None = None
         self._features: dict[str, bool] | None = None
         self.kvm_probe: kvm.Probe = partial(kvm.probe, paths.image_directory(""))

@@ -6,6 +6,7 @@ The one rule: a key's file is on disk before its data is, and goes before its da
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import hmac
@@ -58,14 +59,16 @@ class KeyRing:
         self._public_path = paths.state / "storage.pub"
         self._known: dict[str, bytes] = {}
         self._unopened: set[str] = set()
+        self._making = asyncio.Lock()
 
     async def public_key(self) -> str:
-        """PEM; made at first use."""
-        if not self._public_path.exists():
-            private = await wrap.generate()
-            sealed = await self._sealer.seal(private, context="storage.key")
-            files.write_atomically(self._private_path, sealed)
-            files.write_atomically(self._public_path, (await wrap.public_of(private)).encode(), mode=0o644)
+        """PEM; made at first use, once, however many ask."""
+        async with self._making:
+            if not self._public_path.exists():
+                private = await wrap.generate()
+                sealed = await self._sealer.seal(private, context="storage.key")
+                files.write_atomically(self._private_path, sealed)
+                files.write_atomically(self._public_path, (await wrap.public_of(private)).encode(), mode=0o644)
         return self._public_path.read_text(encoding="ascii")
 
     async def make(self, directory: Path, key_id: str, wanted: EncryptionWanted) -> None:

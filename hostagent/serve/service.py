@@ -82,7 +82,7 @@ def tell_systemd(state: str) -> None:
 def _learn(agent: Agent) -> None:
     from hostagent.facts.host import Learner
 
-    learner = Learner(agent.paths, agent.config, agent.drivers, agent.version)
+    learner = Learner(agent.paths, agent.config, agent.drivers, agent.version, agent.keyring)
     agent.learn_facts = learner.learn
     agent.probe_kvm = learner.probe_kvm
 
