@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from controlplane.embedded.postgres import Postgres
 
-pytest_plugins = ["tests.capabilities"]
+pytest_plugins = ["tests.capabilities", "tests.timing"]
 TEMPLATE = "bedplate_template"
 settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of a test
 settings.load_profile("suite")
