@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane.api import problems
 from controlplane.api.errors import BodyTooLarge
+from controlplane.api.standing import StreamCut
 from controlplane.core.ids import Kind, new_id
 
 _log = logging.getLogger("bedplate.api.request")
@@ -54,6 +55,8 @@ class Ring:
 
         try:
             await self._guarded(scope, receive, answer)
+        except StreamCut as cut:
+            _log.info("request %s was cut: %s", request_id, cut)
         except Exception as error:  # the one place where everything ends
             if status:
                 _log.exception("request %s failed after its answer began", request_id)

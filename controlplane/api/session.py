@@ -21,7 +21,12 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 async def authenticated(
-    services: Services, session: AsyncSession, connection: HTTPConnection, *, authorization: str | None = None
+    services: Services,
+    session: AsyncSession,
+    connection: HTTPConnection,
+    *,
+    authorization: str | None = None,
+    is_use: bool = True,
 ) -> Actor:
     """The actor behind the header, else behind the cookie; raises what `authenticate` does, and CrossSite."""
     shown = Credentials(
@@ -29,7 +34,8 @@ async def authenticated(
     )
     if not shown.authorization and shown.session_secret:
         _refuse_cross_site(connection)
-    return await authenticate(session, shown, idle=timedelta(minutes=services.settings.api.session_idle_minutes))
+    idle = timedelta(minutes=services.settings.api.session_idle_minutes)
+    return await authenticate(session, shown, idle=idle, is_use=is_use)
 
 
 def _refuse_cross_site(connection: HTTPConnection) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import cast
 
@@ -20,6 +20,7 @@ from controlplane.api.call import RequestContext, Services, not_found
 from controlplane.api.errors import StreamRefused, StreamUnavailable
 from controlplane.api.frame import enter_project
 from controlplane.api.session import authenticated
+from controlplane.api.standing import Standing, standing_of
 from controlplane.audit import service as audit
 from controlplane.core import json
 from controlplane.core.errors import BedplateError
@@ -34,6 +35,7 @@ _BEARER = "bearer."
 _CONNECT_SECONDS = 20.0
 _CHUNK_BYTES = 65_536
 _AWAY = frozenset({"host.unreachable"})
+_CLOSE_CODES = {401: 4401, 503: 1013}  # sign in again; try again later (RFC 6455's registry); any other: 4403
 
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -93,7 +95,7 @@ def empty_ticket(kind: str, *, port: int = 0, tail_bytes: int = 0, follow: bool 
     return StreamTicket(user_id="", host_id="", kind=kind, object_id="", port=port, tail_bytes=tail_bytes, follow=follow)
 
 
-async def chunks(pipe: Pipe) -> AsyncIterator[bytes]:
+async def chunks(pipe: Pipe) -> AsyncGenerator[bytes]:
     """What the host sends, until its end; closing the iterator closes the stream."""
     reader, writer = pipe
     try:
@@ -108,26 +110,29 @@ async def relay_socket(websocket: WebSocket, vm: str, action: str, wanted: Strea
     services: Services = websocket.app.state.services
     request_id = new_id(Kind.REQUEST)
     try:
-        ticket = await _admitted(websocket, request_id, vm, action, wanted)
+        ticket, standing = await _admitted(websocket, request_id, vm, action, wanted)
         pipe = await open_stream(services, ticket)
     except BedplateError as error:
         await websocket.send_denial_response(problems.render(error, request_id))
         return
     offered = websocket.headers.get("sec-websocket-protocol", "")
     await websocket.accept(subprotocol=PROTOCOL if PROTOCOL in offered.replace(" ", "").split(",") else None)
-    await _pump(websocket, pipe)
+    await _pump(websocket, pipe, standing)
 
 
-async def _admitted(websocket: WebSocket, request_id: str, vm: str, action: str, wanted: StreamTicket) -> StreamTicket:
+async def _admitted(
+    websocket: WebSocket, request_id: str, vm: str, action: str, wanted: StreamTicket
+) -> tuple[StreamTicket, Standing]:
     """Authenticate, authorise, write the audit row; raises what the frame raises for a request."""
     services: Services = websocket.app.state.services
+    authorization = _authorization(websocket)
     async with services.database.sessionmaker() as session:
         call = RequestContext(
             services=services,
             session=session,
             request=cast("Request", websocket),
             request_id=request_id,
-            actor=await authenticated(services, session, websocket, authorization=_authorization(websocket)),
+            actor=await authenticated(services, session, websocket, authorization=authorization),
             action=action,
             is_write=False,
         )
@@ -146,7 +151,7 @@ async def _admitted(websocket: WebSocket, request_id: str, vm: str, action: str,
             request_id=request_id,
         )
         await session.commit()
-    return ticket
+    return ticket, replace(standing_of(call), authorization=authorization)
 
 
 def _authorization(websocket: WebSocket) -> str | None:
@@ -157,7 +162,8 @@ def _authorization(websocket: WebSocket) -> str | None:
     return websocket.headers.get("authorization")
 
 
-async def _pump(websocket: WebSocket, pipe: Pipe) -> None:
+async def _pump(websocket: WebSocket, pipe: Pipe, standing: Standing) -> None:
+    """Bytes both ways until one side ends, or the right does: the close code then says why."""
     _, writer = pipe
 
     async def outward() -> None:
@@ -172,13 +178,18 @@ async def _pump(websocket: WebSocket, pipe: Pipe) -> None:
         async for chunk in chunks(pipe):
             await websocket.send_bytes(chunk)
 
+    lost = asyncio.create_task(standing.lost())
     tasks = [asyncio.create_task(outward()), asyncio.create_task(inward())]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
+    await asyncio.wait([*tasks, lost], return_when=asyncio.FIRST_COMPLETED)
+    refusal = lost.result() if lost.done() else None
+    for task in (*tasks, lost):
         task.cancel()
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError | WebSocketDisconnect | RuntimeError):
             raise outcome
     writer.close()
     with contextlib.suppress(RuntimeError):
-        await websocket.close()
+        if refusal is None:
+            await websocket.close()
+        else:
+            await websocket.close(_CLOSE_CODES.get(refusal.status, 4403), refusal.code)

@@ -178,11 +178,17 @@ class Noun:
 
 
 def print_stream(client: Any, path: str, **query: Any) -> None:
-    """Bytes as they come, to standard output."""
-    with client.stream(path, headers={}, **query) as answer:
-        for chunk in answer.iter_bytes():
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+    """Bytes as they come, to standard output. Raises CommandFailed when the stream is cut."""
+    import httpx2
+
+    try:
+        with client.stream(path, headers={}, **query) as answer:
+            for chunk in answer.iter_bytes():
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+    except httpx2.TransportError as error:
+        client.get("/v1/tokens/current")  # says so when the token is what ended
+        raise CommandFailed("the stream was cut", why=str(error)) from error
 
 
 def confirm(question: str, *, yes: bool) -> None:

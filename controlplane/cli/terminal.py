@@ -11,10 +11,12 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from controlplane.cli.errors import CommandFailed, Exit
 from controlplane.cli.output import say
 
 _LEAVE = b"\x1d"  # Ctrl-]
 _CHUNK_BYTES = 65_536
+_RIGHT_ENDED = frozenset({4401, 4403})  # close codes of the API
 
 
 def relay(socket: Any, *, is_terminal: bool = False) -> None:
@@ -26,9 +28,18 @@ def relay(socket: Any, *, is_terminal: bool = False) -> None:
         say("connected; Ctrl-] leaves")
     with socket, _raw() if is_raw else contextlib.nullcontext():
         threading.Thread(target=_outward, args=(socket, is_raw), daemon=True).start()
-        with contextlib.suppress(ConnectionClosed):
+        try:
             for message in socket:
                 os.write(sys.stdout.fileno(), message if isinstance(message, bytes) else message.encode())
+        except ConnectionClosed as closed:
+            _tell_refusal(closed)
+
+
+def _tell_refusal(closed: Any) -> None:
+    """Raises CommandFailed when the stream was ended because the right to it did."""
+    code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd is not None else (0, "")
+    if code in _RIGHT_ENDED:
+        raise CommandFailed("the right to this stream has ended", exit_code=Exit.NOT_ALLOWED, code=reason)
 
 
 def _outward(socket: Any, is_raw: bool) -> None:

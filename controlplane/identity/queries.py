@@ -21,11 +21,11 @@ def _is_live() -> ColumnElement[bool]:
     return or_(Token.expires_at.is_(None), Token.expires_at > func.now())
 
 
-async def live_token(session: AsyncSession, secret_sha256: bytes) -> Token | None:
-    """The row of a token that may be used now; its `last_used_at` is kept to the minute."""
+async def live_token(session: AsyncSession, secret_sha256: bytes, *, is_use: bool = True) -> Token | None:
+    """The row of a token that may be used now; of a use, its `last_used_at` is kept to the minute."""
     now = datetime.now(UTC)
     row = await session.scalar(select(Token).where(Token.secret_sha256 == secret_sha256, _is_live()))
-    if row is not None and (row.last_used_at is None or now - row.last_used_at > _LAST_USED_PRECISION):
+    if is_use and row is not None and (row.last_used_at is None or now - row.last_used_at > _LAST_USED_PRECISION):
         # SKIP LOCKED: requests that use one token at once must not wait for each other.
         free = select(Token.id).where(Token.id == row.id).with_for_update(skip_locked=True, key_share=True)
         await session.execute(
@@ -37,8 +37,10 @@ async def live_token(session: AsyncSession, secret_sha256: bytes) -> Token | Non
     return row
 
 
-async def live_session(session: AsyncSession, secret_sha256: bytes, idle: timedelta) -> tuple[UserSession, User] | None:
-    """A session that may be used now and its person; its `last_used_at` is kept to the minute."""
+async def live_session(
+    session: AsyncSession, secret_sha256: bytes, idle: timedelta, *, is_use: bool = True
+) -> tuple[UserSession, User] | None:
+    """A session that may be used now and its person; of a use, its `last_used_at` is kept to the minute."""
     now = datetime.now(UTC)
     query = (
         select(UserSession, User)
@@ -54,7 +56,7 @@ async def live_session(session: AsyncSession, secret_sha256: bytes, idle: timede
     if found is None:
         return None
     row, user = found
-    if now - row.last_used_at > _LAST_USED_PRECISION:
+    if is_use and now - row.last_used_at > _LAST_USED_PRECISION:
         free = select(UserSession.id).where(UserSession.id == row.id).with_for_update(skip_locked=True, key_share=True)
         await session.execute(
             update(UserSession)

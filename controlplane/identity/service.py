@@ -111,12 +111,17 @@ class Credentials:
     session_secret: str | None = None
 
 
-async def authenticate(session: AsyncSession, shown: Credentials, *, idle: timedelta = timedelta(hours=12)) -> Actor:
-    """The actor behind a header or, without one, a cookie; raises TokenMissing, Unauthenticated or SessionEnded."""
+async def authenticate(
+    session: AsyncSession, shown: Credentials, *, idle: timedelta = timedelta(hours=12), is_use: bool = True
+) -> Actor:
+    """The actor behind a header or, without one, a cookie; raises TokenMissing, Unauthenticated or SessionEnded.
+
+    A look at what is still open is no use (`is_use` False): it keeps no session from being idle.
+    """
     if shown.authorization:
-        return await _holder(session, shown.authorization)
+        return await _holder(session, shown.authorization, is_use=is_use)
     if shown.session_secret:
-        found = await queries.live_session(session, digest(shown.session_secret), idle)
+        found = await queries.live_session(session, digest(shown.session_secret), idle, is_use=is_use)
         if found is None:
             raise SessionEnded
         row, user = found
@@ -124,12 +129,12 @@ async def authenticate(session: AsyncSession, shown: Credentials, *, idle: timed
     raise TokenMissing
 
 
-async def _holder(session: AsyncSession, authorization: str) -> Actor:
+async def _holder(session: AsyncSession, authorization: str, *, is_use: bool) -> Actor:
     """The actor of a bearer token."""
     scheme, _, secret = authorization.partition(" ")
     if scheme.lower() != "bearer" or not secret.strip():
         raise TokenMissing("the Authorization header must be: Bearer <token>")
-    row = await queries.live_token(session, digest(secret.strip()))
+    row = await queries.live_token(session, digest(secret.strip()), is_use=is_use)
     if row is None:
         raise Unauthenticated("the token is unknown, expired or revoked")
     scopes = tuple(str(scope) for scope in row.scopes)

@@ -30,6 +30,7 @@ class FakeWatch:
 
     tickets: list[StreamTicket] = field(default_factory=list)
     refusal: dict[str, object] | None = None
+    keeps_logs_open: bool = False
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())
@@ -38,7 +39,7 @@ class FakeWatch:
         if self.refusal is None:
             writer.write(b"hello\n")
             await writer.drain()
-            if self.tickets[-1].kind != "log":
+            if self.keeps_logs_open or self.tickets[-1].kind != "log":
                 while data := await reader.read(100):
                     writer.write(data.upper())
                     await writer.drain()

@@ -51,12 +51,11 @@ def follow(after: int | None, **query: Any) -> Iterator[dict[str, Any]]:
         try:
             with client.stream("/v1/events", headers=headers, **query) as answer:
                 pause = 0.0
-                for name, data in messages(answer.iter_lines()):
+                for reached, name, data in messages(answer.iter_lines()):
+                    position = reached
                     if name == "events.reset":
                         say("some events are too old to be kept: look at everything anew")
-                        position = data["position"]
-                    else:
-                        position = data["position"]
+                    elif data is not None:
                         yield data
         except httpx2.TransportError as error:
             if pause == 0.0:
@@ -65,12 +64,14 @@ def follow(after: int | None, **query: Any) -> Iterator[dict[str, Any]]:
         time.sleep(pause)
 
 
-def messages(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and data of each server-sent event; comments are left out."""
-    name = ""
+def messages(lines: Iterator[str]) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+    """Position, name and data of each server-sent event; of a mere position name and data are missing."""
+    found: dict[str, str] = {}
     for line in lines:
         field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            yield name, json.loads(value)
+        if line:
+            found[field] = value
+        elif "id" in found:
+            data = json.loads(found["data"]) if "data" in found else None
+            yield int(found["id"]), found.get("event", ""), data
+            found = {}

@@ -9,6 +9,7 @@ from starlette.responses import StreamingResponse
 
 from controlplane.api.call import not_found
 from controlplane.api.frame import Call, Noun
+from controlplane.api.standing import standing_of
 from controlplane.authz.service import Resource, authorise
 from controlplane.core.errors import FieldError, NotFound
 from controlplane.models.project import Project
@@ -48,10 +49,13 @@ OfSubject = Annotated[
 async def list_(
     call: Call, after: After = None, project: OfProject = None, kind: OfKind = None, subject: OfSubject = None
 ) -> StreamingResponse:
-    """Follow events as server-sent events; a browser's `Last-Event-ID` goes on where it was cut."""
+    """Follow events as server-sent events; a browser's `Last-Event-ID` goes on where it was cut.
+
+    The stream ends when the token or session does, or when what one may see changes; opening it anew loses nothing.
+    """
     begin = _position(call.request.headers.get("last-event-id") or after)
     wanted = Wanted(project_ids=await _project_ids(call, project), kinds=tuple(kind or ()), subject_id=subject)
-    content = service.stream(call.services.database, call.services.events, begin, wanted)
+    content = service.stream(call.services.database, call.services.events, begin, wanted, standing_of(call))
     return StreamingResponse(content, media_type="text/event-stream", headers=_HEADERS)
 
 

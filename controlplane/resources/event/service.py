@@ -6,6 +6,7 @@ The one rule: between two batches no connection to the database is held.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 from controlplane.core import json
 from controlplane.events.feed import EventFeed, Sessions
@@ -16,24 +17,36 @@ from controlplane.resources.event.schemas import EventView
 KEEPALIVE_SECONDS = 15.0
 
 
+class Standing(Protocol):
+    """The right by which a stream is open."""
+
+    @property
+    def due_seconds(self) -> float: ...
+
+    async def holds(self) -> bool: ...
+
+
 def encode(event: Event) -> bytes:
     body = json.dumps(EventView.model_validate(event).model_dump())
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.position or 0, event.kind.encode(), body)
 
 
-async def stream(database: Sessions, feed: EventFeed, after: int | None, wanted: queries.Wanted) -> AsyncIterator[bytes]:
-    """Events behind `after` (None: from now on) for ever; a comment line every 15 s shows that the stream lives.
+async def stream(
+    database: Sessions, feed: EventFeed, after: int | None, wanted: queries.Wanted, standing: Standing
+) -> AsyncIterator[bytes]:
+    """Events behind `after` (None: from now on) while the right to them holds; every 15 s the position shows that it lives.
 
-    When events behind `after` were removed by age, the first message is `events.reset`: look at everything anew.
+    An `id` without `data` is no event: it tells a client from where to go on. When events behind `after` were removed by age,
+    the first message is `events.reset`: look at everything anew.
     """
     async with database.sessionmaker() as session:
         position = await queries.head(session) if after is None else after
         tail = await queries.tail(session)
-    yield b"retry: 1000\n: position %d\n\n" % position
+    yield b"retry: 1000\nid: %d\n\n" % position
     if after and tail > after + 1:
         yield b'id: %d\nevent: events.reset\ndata: {"position":%d}\n\n' % (tail - 1, tail - 1)
         position = tail - 1
-    while not feed.is_closed:
+    while not feed.is_closed and await standing.holds():
         async with database.sessionmaker() as session:
             newest = feed.head
             events = await queries.after(session, position, wanted)
@@ -41,8 +54,8 @@ async def stream(database: Sessions, feed: EventFeed, after: int | None, wanted:
             yield encode(event)
         if len(events) < queries.BATCH:
             position = max(position, newest, events[-1].position or 0 if events else 0)
-            await feed.wait(position, KEEPALIVE_SECONDS)
+            await feed.wait(position, min(KEEPALIVE_SECONDS, standing.due_seconds))
             if feed.head <= position:
-                yield b": keepalive\n\n"
+                yield b"id: %d\n\n" % position
         else:
             position = events[-1].position or 0

@@ -9,6 +9,7 @@ from starlette.responses import StreamingResponse
 
 from controlplane.api.errors import StreamRefused, StreamUnavailable
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.api.standing import cut_when_lost, standing_of
 from controlplane.api.stream import chunks, empty_ticket, open_stream, relay_socket, ticket_for
 from controlplane.models.vm import Vm
 from controlplane.resources.image.errors import ImageNotAvailable
@@ -154,12 +155,15 @@ Follow = Annotated[bool, Query(description="Go on with what the machine says fro
     response_class=StreamingResponse,
 )
 async def log(call: Call, vm: Ref, tail_bytes: Tail = 65_536, follow: Follow = False) -> StreamingResponse:
-    """What the machine said on its serial console, as raw bytes; with `follow` the answer has no end."""
+    """What the machine said on its serial console, as raw bytes; with `follow` the answer has no end.
+
+    It is cut when the right to it ends.
+    """
     row = await call.load(Vm, vm)
     ticket = ticket_for(call, row, empty_ticket("log", tail_bytes=tail_bytes, follow=follow))
     await call.release()
     pipe = await open_stream(call.services, ticket)
-    return StreamingResponse(chunks(pipe), media_type="text/plain; charset=utf-8")
+    return StreamingResponse(cut_when_lost(chunks(pipe), standing_of(call)), media_type="text/plain; charset=utf-8")
 
 
 @router.websocket("/{vm}/console")

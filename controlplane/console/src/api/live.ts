@@ -5,6 +5,7 @@ import { SIGNED_OUT } from "./client";
 
 const SETTLE_MS = 150; // a storm of events reads the lists once
 const LONGEST_WAIT_MS = 15_000;
+const REOPEN_MS = 500;
 
 export type Live = "connecting" | "live" | "polling";
 
@@ -42,10 +43,12 @@ async function follow(signal: AbortSignal, onEvent: () => void, setState: (state
         setState("live");
         onEvent();
         failures = 0;
-        for await (const id of ids(response.body)) {
+        for await (const { id, isEvent } of ids(response.body)) {
           position = id;
-          onEvent();
+          if (isEvent) onEvent();
         }
+        await new Promise((done) => setTimeout(done, REOPEN_MS));
+        continue; // it ended in order, as it does when rights change
       }
     } catch {
       if (signal.aborted) return;
@@ -55,8 +58,8 @@ async function follow(signal: AbortSignal, onEvent: () => void, setState: (state
   }
 }
 
-/** The positions of the events in a stream. */
-async function* ids(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+/** The positions in a stream; one without data is no event, and says from where to go on. */
+async function* ids(body: ReadableStream<Uint8Array>): AsyncGenerator<{ id: string; isEvent: boolean }> {
   const reader = body.pipeThrough(new TextDecoderStream() as unknown as ReadableWritablePair<string, Uint8Array>).getReader();
   let rest = "";
   for (;;) {
@@ -66,7 +69,7 @@ async function* ids(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
     rest = blocks.pop() ?? "";
     for (const block of blocks) {
       const id = /^id: (\d+)$/m.exec(block)?.[1];
-      if (id) yield id;
+      if (id) yield { id, isEvent: /^data: /m.test(block) };
     }
   }
 }
