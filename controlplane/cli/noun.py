@@ -21,6 +21,7 @@ Waiting = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it i
 Timeout = Annotated[str, typer.Option(help="Longest wait, like 90s, 30m or 2h.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 File = Annotated[Path | None, typer.Option("--file", "-f", help="Body as YAML; - is stdin. Options win over it.")]
+Description = Annotated[str | None, typer.Option(help="For people.")]
 LabelOptions = Annotated[list[str] | None, typer.Option("--label", help="Label KEY=VALUE; may be repeated.")]
 Filters = Annotated[list[str] | None, typer.Option("--filter", help="field=value, field!=value or field~part.")]
 Sort = Annotated[str | None, typer.Option(help="Field to sort by; -field: descending.")]
@@ -163,6 +164,24 @@ class Noun:
                 self.delete(refs, yes=yes, wait=wait, timeout=timeout)
 
             self.app.command(verb, help=f"Delete {self.plural} (names or ids).")(everywhere)
+
+    def add_update(self, *, has_description: bool = True) -> None:
+        """Mount `update` of a noun in a project, for what is said by labels, description and a file alone."""
+        from controlplane.cli import spec
+
+        def described(
+            ref: str, label: LabelOptions = None, description: Description = None, file: File = None,
+            project: InProject = None, output: Output = Format.TABLE,
+        ) -> None:  # fmt: skip
+            options = {"labels": spec.pairs(label), "description": description}
+            self.act(ref, body=spec.merged(file, options), project=project, output=output)
+
+        def labelled(
+            ref: str, label: LabelOptions = None, file: File = None, project: InProject = None, output: Output = Format.TABLE
+        ) -> None:
+            described(ref, label, None, file, project, output)
+
+        self.app.command("update", help="Change what is given.")(described if has_description else labelled)
 
     def print_list(self, output: Format, *, project: str | None = None, limit: int | None = None, **query: Any) -> None:
         from controlplane.cli.client import Client

@@ -45,6 +45,9 @@ async def test_pools_are_the_operators_and_everybody_sees_them(operator, member)
     assert (await member.post(ADDRESSES, json={"name": "front"})).json()["address"] == "203.0.113.2"
     used = await operator.delete("/v1/pools/uplink")
     assert (used.status_code, used.json()["code"]) == (409, "pool.in_use")
+    outside = await operator.patch("/v1/pools/uplink", json={"excluded": ["203.0.113.2", "192.0.2.1"]})
+    assert (outside.status_code, outside.json()["code"]) == (422, "pool.exclusion_outside")
+    assert outside.json()["errors"][0]["pointer"] == "/excluded/1"
     assert (await operator.patch("/v1/pools/uplink", json={"excluded": ["203.0.113.0/30"]})).json()["generation"] == 2
     assert (await member.post(ADDRESSES, json={"name": "back"})).json()["address"] == "203.0.113.4"
     for name in ("front", "back"):

@@ -101,8 +101,48 @@ async def test_the_same_rule_twice(member):
     assert answer.json()["errors"][0]["pointer"] == "/rules/1"
     assert (await member.post(FIREWALLS, json={"name": "web", "rules": [SSH]})).status_code == 201
     assert (await member.post(f"{FIREWALLS}/web/allow", json=SSH)).json()["code"] == "firewall.rule_duplicate"
-    assert (await member.post(f"{FIREWALLS}/web/deny", json=SSH)).status_code == 200, "another action is another rule"
+    opposite = await member.post(f"{FIREWALLS}/web/deny", json=SSH)
+    assert (opposite.status_code, opposite.json()["code"]) == (409, "firewall.rule_contradicts")
+    (rule,) = (await member.get(f"{FIREWALLS}/web")).json()["rules"]
+    assert opposite.json()["context"] == {"rule": rule["id"]}
     assert (await member.post(FIREWALLS, json={"name": "web"})).json()["code"] == "firewall.name_taken"
+
+
+async def test_an_allowance_that_could_never_act(member):
+    """A denial wins whatever the order; what is denied already is not allowed by halves."""
+    front = {"protocol": "any", "network": "front"}
+    assert (await member.post(NETWORKS, json={"name": "front", "firewall": None})).status_code == 201
+    deny = {"protocol": "any", "action": "deny", "cidrs": ["10.0.0.0/8", "2001:db8::/32"]}
+    for idle in (
+        {**SSH, "cidrs": ["10.1.0.0/16"]},
+        {"protocol": "icmp", "cidrs": ["10.0.0.1/32", "2001:db8:1::/48"]},
+    ):
+        for rules, at in (([deny, SSH, idle], 2), ([idle, SSH, deny], 0)):
+            answer = await member.post(FIREWALLS, json={"name": "web", "rules": rules})
+            assert (answer.status_code, answer.json()["code"]) == (409, "firewall.rule_contradicts"), idle
+            assert answer.json()["errors"][0]["pointer"] == f"/rules/{at}"
+    for fine in ({**SSH, "direction": "egress"}, {**SSH, "cidrs": ["10.0.0.0/7"]}, {**front, "action": "allow"}):
+        assert (await member.post(FIREWALLS, json={"name": "web", "rules": [deny, fine]})).status_code == 201
+        assert (await member.delete(f"{FIREWALLS}/web")).status_code == 204
+    ranges = {"protocol": "tcp", "port_first": 80, "port_last": 90, "cidrs": ["::/0"], "action": "deny"}
+    assert (await member.post(FIREWALLS, json={"name": "web", "rules": [ranges]})).status_code == 201
+    path = f"{FIREWALLS}/web"
+    inside = {"protocol": "tcp", "port_first": 81, "cidrs": ["2001:db8::/32"]}
+    assert (await member.post(f"{path}/allow", json=inside)).json()["code"] == "firewall.rule_contradicts"
+    for first, last in ((90, 91), (79, 80)):
+        over = {**inside, "port_first": first, "port_last": last}
+        assert (await member.post(f"{path}/allow", json=over)).status_code == 200
+    assert (await member.post(f"{path}/deny", json={**front})).status_code == 200
+    assert (await member.post(f"{path}/allow", json={**front, "protocol": "udp"})).status_code == 409
+    # in need a wide denial goes over narrow allowances at once
+    assert (await member.post(f"{path}/deny", json={"protocol": "any", "cidrs": ["2001:db8::/32"]})).status_code == 200
+
+
+async def test_attached_twice_by_its_maker(member):
+    assert (await member.post(NETWORKS, json={"name": "front", "firewall": None})).status_code == 201
+    twice = await member.post(FIREWALLS, json={"name": "web", "networks": ["front", "front"]})
+    assert (twice.status_code, twice.json()["code"]) == (409, "firewall.attached")
+    assert (await member.get(FIREWALLS)).json()["items"] == []
 
 
 async def test_there_is_an_end_to_rules_and_firewalls(member, api):

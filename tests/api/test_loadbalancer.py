@@ -9,7 +9,7 @@ import pytest
 from tests.api.fleet import add_host, lay_ground
 
 LBS = "/v1/projects/ours/loadbalancers"
-WEB = {"name": "web", "listeners": [{"port": 80, "target_port": 8080}]}
+WEB = {"name": "web", "listeners": [{"port": 80, "target_port": 8080}], "network": "net"}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def ground(api, operator, member):
 
 
 async def test_life_of_a_load_balancer(ground, member):
-    body = {**WEB, "addresses": ["front"], "network": "net", "backends": [{"vm": "one"}, {"vm": "two", "weight": 256}]}
+    body = {**WEB, "addresses": ["front"], "backends": [{"vm": "one"}, {"vm": "two", "weight": 256}]}
     made = await member.post(LBS, json=body)
     assert made.status_code == 201, made.text
     shown = made.json()
@@ -112,6 +112,8 @@ async def test_alertmanager_ejects_and_brings_back(ground, member):
         ({"backends": [{"address": "nonsense"}]}, 422, "loadbalancer.backend_unknown", "/backends/0/address"),
         ({"backends": [{"endpoint": "chat"}]}, 422, "loadbalancer.backend_unknown", "/backends/0/endpoint"),
         ({"addresses": ["nothing"]}, 422, "loadbalancer.address_unknown", "/addresses/0"),
+        ({"addresses": ["front", "front"]}, 409, "loadbalancer.address_in_use", "/addresses/1"),
+        ({"network": None}, 422, "loadbalancer.no_address", "/addresses"),
         ({"network": "far"}, 422, "loadbalancer.network_unknown", "/network"),
         ({"algorithm": "luck"}, 422, "request.invalid", "/algorithm"),
         ({"profile": "forever"}, 422, "request.invalid", "/profile"),
@@ -137,10 +139,16 @@ async def test_refused(ground, member, stranger, change, status, code, pointer):
 
 async def test_backends_that_are_not_there(ground, member):
     assert (await member.post(LBS, json=WEB)).status_code == 201
-    for action in ("drain", "activate", "remove"):
-        answer = await member.post(f"{LBS}/web/backends/one/{action}")
+    answers = [await member.post(f"{LBS}/web/backends/one/{action}") for action in ("drain", "activate", "remove")]
+    answers.append(await member.patch(f"{LBS}/web/backends/one", json={"weight": 2}))
+    for answer in answers:
         assert (answer.status_code, answer.json()["code"]) == (404, "loadbalancer.backend_not_found")
     assert (await member.post(f"{LBS}/web/backends", json={"vm": "one"})).status_code == 200
+    weighed = await member.patch(f"{LBS}/web/backends/one", json={"weight": 7})
+    assert (weighed.json()["backends"][0]["weight"], weighed.json()["generation"]) == (7, 3)
+    for weight in (0, 300, "2", None):
+        answer = await member.patch(f"{LBS}/web/backends/one", json={"weight": weight})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/weight")
     again = await member.post(f"{LBS}/web/backends", json={"vm": "one"})
     assert (again.status_code, again.json()["code"]) == (409, "loadbalancer.backend_taken")
     assert (await member.post(LBS, json=WEB)).json()["code"] == "loadbalancer.name_taken"

@@ -157,7 +157,7 @@ async def test_scale_up_and_down(fleet: Fleet) -> None:
         seen = await until_status(fleet, endpoint_id, "ready")
         assert len(seen.replicas) == 3
         oldest = seen.replicas[0].row.id
-        with pytest.raises(EndpointNoCapacity):
+        with pytest.raises(EndpointNoCapacity, match="wanted 5 replicas, room for 3: None of 1 hosts"):
             await change(fleet, endpoint_id, lambda session, row: endpoints.scale(session, row, 5))
         assert len((await shown(fleet, endpoint_id)).replicas) == 3, "all or nothing"
         await change(fleet, endpoint_id, lambda session, row: endpoints.scale(session, row, 1))
@@ -174,7 +174,7 @@ async def test_scale_up_and_down(fleet: Fleet) -> None:
 
 async def test_no_room_makes_nothing_or_waits(fleet: Fleet) -> None:
     await fleet.add_host("a", cpus=1)
-    with pytest.raises(EndpointNoCapacity):
+    with pytest.raises(EndpointNoCapacity, match="wanted 2 replicas, room for 1: None of 1 hosts"):
         await create(fleet, replicas=2)
     for model in (Endpoint, Replica, Vm, Reservation, Route):
         assert await count(fleet, model) == 0

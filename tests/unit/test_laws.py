@@ -19,6 +19,7 @@ NOUNS = sorted(module.name for module in pkgutil.iter_modules(resources.__path__
 STANDARD = {"__init__", "routes", "schemas", "service", "queries", "program", "reconcile", "errors"}
 MORE = {  # what a noun holds besides; a new file here needs a reason
     "endpoint": {"autoscale", "isolation"},  # pure: how many replicas for which load; VM or container, and why
+    "firewall": {"rule"},  # pure: which rules say the same, or the opposite
     "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
     "image": {"copies", "store"},  # which hosts hold it; the files themselves
     "loadbalancer": {"document", "profile"},  # what an edge is told; named timeouts

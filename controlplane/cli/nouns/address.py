@@ -21,6 +21,7 @@ noun = Noun(
 app = noun.app
 noun.add_list()
 noun.add_show()
+noun.add_update(has_description=False)
 noun.add_delete("release")
 
 

@@ -37,6 +37,7 @@ noun = Noun(
 app = noun.app
 noun.add_list()
 noun.add_show()
+noun.add_update()
 noun.add_delete()
 
 
@@ -89,20 +90,6 @@ def scale(
 ) -> None:
     """Want another number of replicas; those that are too many drain first."""
     noun.act(endpoint, "scale", {"replicas": replicas}, project=project, output=output, wait=wait, timeout=timeout)
-
-
-@app.command()
-def update(
-    endpoint: str,
-    label: LabelOptions = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
-    file: File = None,
-    project: InProject = None,
-    output: Output = Format.TABLE,
-) -> None:
-    """Change what is given."""
-    options = {"labels": spec.pairs(label), "description": description}
-    noun.act(endpoint, body=spec.merged(file, options), project=project, output=output)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 
 from controlplane.cli import spec
 from controlplane.cli.errors import CommandFailed, Exit
-from controlplane.cli.noun import File, InProject, LabelOptions, Noun, Output, Timeout, Waiting
+from controlplane.cli.noun import Description, File, InProject, LabelOptions, Noun, Output, Timeout, Waiting
 from controlplane.cli.output import Format
 
 ANYWHERE = ["0.0.0.0/0", "::/0"]
@@ -23,6 +23,7 @@ noun = Noun(
 app = noun.app
 noun.add_list()
 noun.add_show()
+noun.add_update()
 noun.add_delete()
 
 What = Annotated[str, typer.Argument(help="tcp/22, udp/8000-8100, tcp, udp, icmp or any.")]
@@ -37,7 +38,7 @@ OnVm = Annotated[str | None, typer.Option("--vm", help="Name or id of a VM.")]
 @app.command()
 def create(
     name: Annotated[str | None, typer.Argument(help="A DNS label.")] = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
+    description: Description = None,
     network: Annotated[list[str] | None, typer.Option(help="Attach it to this network; may be repeated.")] = None,
     vm: Annotated[list[str] | None, typer.Option("--vm", help="Attach it to this VM; may be repeated.")] = None,
     label: LabelOptions = None,

@@ -91,9 +91,9 @@ async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
         raise EndpointAutoscaled(f"{endpoint.name} has as many replicas as its load asks for; change `autoscale` instead")
     await _tell(session, endpoint)
     here = select(func.count()).select_from(Replica).where(Replica.endpoint_id == endpoint.id, Replica.state != "deleting")
-    missing = count - (await session.scalar(here) or 0)
-    if missing > 0:
-        await _grow(session, endpoint, missing, can_wait=False)
+    have = await session.scalar(here) or 0
+    if count > have:
+        await _grow(session, endpoint, count - have, can_wait=False, have=have)
     endpoint.replicas = count
     endpoint.generation += 1
     await session.flush()
@@ -143,12 +143,16 @@ async def forget_routes(session: AsyncSession, endpoint_id: str) -> None:
     await session.execute(empty.execution_options(synchronize_session=False))
 
 
-async def _grow(session: AsyncSession, endpoint: Endpoint, count: int, *, can_wait: bool) -> None:
-    for _ in range(count):
+async def _grow(session: AsyncSession, endpoint: Endpoint, count: int, *, can_wait: bool, have: int = 0) -> None:
+    """`have`: how many there are already, for what is said when there is no room."""
+    for made in range(count):
         _, vm = await replicas.create(session, endpoint)
         if vm.host_id is None and not can_wait:
             assert vm.shortage is not None
-            raise EndpointNoCapacity(str(vm.shortage["detail"]), placement=vm.shortage)
+            detail = str(vm.shortage["detail"])
+            if have + count > 1:
+                detail = f"wanted {have + count} replicas, room for {have + made}: {detail}"
+            raise EndpointNoCapacity(detail, placement=vm.shortage, wanted=have + count, room=have + made)
 
 
 async def _tell(session: AsyncSession, endpoint: Endpoint) -> None:

@@ -62,6 +62,16 @@ class FirewallRuleDuplicate(Conflict):
     title = "The rule is there already"
 
 
+class FirewallRuleContradicts(Conflict):
+    """A denial of the same firewall covers all that the rule allows, so it would allow nothing: a denial always wins.
+
+    Revoke the one or the other; an exception from a denial is written by leaving its addresses out of the denial.
+    """
+
+    code = "firewall.rule_contradicts"
+    title = "The rules contradict each other"
+
+
 class FirewallRuleUnknown(InvalidInput):
     """The firewall has no rule with this id."""
 

@@ -15,6 +15,7 @@ from controlplane.resources.firewall.errors import (
     FirewallNotFound,
     FirewallOwned,
     FirewallPeerUnknown,
+    FirewallRuleContradicts,
     FirewallRuleDuplicate,
     FirewallRuleUnknown,
     FirewallTooManyRules,
@@ -26,11 +27,11 @@ from controlplane.resources.firewall.schemas import FirewallCreate, FirewallUpda
 noun = Noun("firewall", "firewalls")
 router = noun.router
 
-_RULE = [FirewallNetworkUnknown, FirewallPeerUnknown, FirewallRuleDuplicate, FirewallTooManyRules]
+_RULE = [FirewallNetworkUnknown, FirewallPeerUnknown, FirewallRuleContradicts, FirewallRuleDuplicate, FirewallTooManyRules]
 _WRITE = [FirewallNotFound, FirewallOwned]
 
 
-@noun.create(FirewallView, errors=[FirewallNameTaken, FirewallLimitReached, FirewallVmUnknown, *_RULE])
+@noun.create(FirewallView, errors=[FirewallNameTaken, FirewallLimitReached, FirewallVmUnknown, FirewallAttached, *_RULE])
 async def create(call: Call, body: FirewallCreate) -> ShownFirewall:
     """Make a firewall with its rules, and attach it. What it is attached to lets nothing else in than it allows."""
     row = await service.create(call.session, call.services.settings.limits, call.project_id, body)

@@ -26,11 +26,13 @@ from controlplane.resources.firewall.errors import (
     FirewallNotAttached,
     FirewallOwned,
     FirewallPeerUnknown,
+    FirewallRuleContradicts,
     FirewallRuleDuplicate,
     FirewallRuleUnknown,
     FirewallTooManyRules,
     FirewallVmUnknown,
 )
+from controlplane.resources.firewall.rule import idle_allowance, key_of, match_of
 from controlplane.resources.firewall.schemas import MAX_RULES, FirewallCreate, FirewallUpdate, Rule, RuleInput, Target
 from controlplane.settings import LimitSettings
 
@@ -78,12 +80,18 @@ async def update(session: AsyncSession, firewall: Firewall, changes: FirewallUpd
 
 
 async def add_rule(session: AsyncSession, firewall: Firewall, wanted: RuleInput, action: str) -> None:
-    """Raises FirewallRuleDuplicate, FirewallTooManyRules and the errors of what the rule refers to."""
+    """Raises FirewallRuleDuplicate, FirewallRuleContradicts, FirewallTooManyRules and the errors of what the rule refers to."""
     check_owner(firewall)
     rule = await _rule(session, firewall, wanted, action, pointer="")
     known = await rules_of(session, firewall.id)
-    if any(_key(other) == _key(rule) for other in known):
+    if any(key_of(other) == key_of(rule) for other in known):
         raise FirewallRuleDuplicate(f"{firewall.name} has this rule already")
+    opposite = next((other for other in known if match_of(other) == match_of(rule)), None)
+    if (over := opposite or idle_allowance(rule, known)) is not None:
+        words = (
+            f"rule {over.id} of {firewall.name} {'allows' if over.action == 'allow' else 'denies'} the same: revoke it first"
+        )
+        raise FirewallRuleContradicts(words, rule=over.id)
     if len(known) >= MAX_RULES:
         raise FirewallTooManyRules(f"{firewall.name} has {len(known)} rules", rules=len(known))
     rule.position = known[-1].position + 1 if known else 0
@@ -146,14 +154,14 @@ async def keep_owned(
     known = await rules_of(session, firewall.id)
     mine = select(FirewallAttachment).where(FirewallAttachment.firewall_id == firewall.id)
     attached = {item.vm_id: item for item in await session.scalars(mine)}
-    wanted = {_key(rule) for rule in rules}
-    if {_key(rule) for rule in known} == wanted and set(attached) == set(vm_ids):
+    wanted = {key_of(rule) for rule in rules}
+    if {key_of(rule) for rule in known} == wanted and set(attached) == set(vm_ids):
         return
     for rule in known:
-        if _key(rule) not in wanted:
+        if key_of(rule) not in wanted:
             await session.delete(rule)
     for rule in rules:
-        if _key(rule) not in {_key(other) for other in known}:
+        if key_of(rule) not in {key_of(other) for other in known}:
             rule.id, rule.firewall_id = new_id(Kind.FIREWALL_RULE), firewall.id
             session.add(rule)
     for vm_id, item in attached.items():
@@ -169,7 +177,7 @@ async def open_owned(
 ) -> None:
     """Let the owner's firewall apply to one more machine, with this rule; the firewall is made with its first one."""
     firewall = await _owned(session, owner_id, project_id, name)
-    if _key(rule) not in {_key(known) for known in await rules_of(session, firewall.id)}:
+    if key_of(rule) not in {key_of(known) for known in await rules_of(session, firewall.id)}:
         rule.id, rule.firewall_id = new_id(Kind.FIREWALL_RULE), firewall.id
         session.add(rule)
     if await _attachment(session, firewall.id, None, vm_id) is None:
@@ -289,13 +297,19 @@ async def _check_limit(session: AsyncSession, limits: LimitSettings, project_id:
 
 async def _put_rules(session: AsyncSession, firewall: Firewall, wanted: Sequence[Rule]) -> None:
     seen: dict[tuple[object, ...], int] = {}
+    rules: list[FirewallRule] = []
     for place, rule in enumerate(wanted):
         made = await _rule(session, firewall, rule, rule.action, pointer=f"/rules/{place}")
-        if (before := seen.setdefault(_key(made), place)) != place:
+        if (before := seen.setdefault(key_of(made), place)) != place:
             detail = f"it is the same as rule {before}"
             raise FirewallRuleDuplicate(detail, errors=(FieldError(pointer=f"/rules/{place}", detail=detail),))
         made.position = place
-        session.add(made)
+        rules.append(made)
+    for place, rule in enumerate(rules):
+        if (over := idle_allowance(rule, rules)) is not None:
+            detail = f"rule {rules.index(over)} denies all that it allows, and a denial wins"
+            raise FirewallRuleContradicts(detail, errors=(FieldError(pointer=f"/rules/{place}", detail=detail),))
+    session.add_all(rules)
     await session.flush()
 
 
@@ -319,12 +333,6 @@ async def _rule(session: AsyncSession, firewall: Firewall, wanted: RuleInput, ac
         rule.far_end = "firewall"
         rule.peer_id = await _peer_id(session, firewall, wanted.firewall, f"{pointer}/firewall")
     return rule
-
-
-def _key(rule: FirewallRule) -> tuple[object, ...]:
-    """What makes two rules the same."""
-    ports = (rule.protocol, rule.port_first or 0, rule.port_last or 0)
-    return rule.direction, rule.action, *ports, rule.far_end, tuple(rule.cidrs or ()), rule.network_id, rule.peer_id
 
 
 async def network_id_of(session: AsyncSession, project_id: str, ref: str, *, pointer: str) -> str:

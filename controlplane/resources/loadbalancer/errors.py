@@ -55,6 +55,13 @@ class LoadbalancerAddressInUse(Conflict):
     title = "The address is attached already"
 
 
+class LoadbalancerNoAddress(InvalidInput):
+    """It would serve nowhere: name a reserved address (`addresses`), a network of the project (`network`), or both."""
+
+    code = "loadbalancer.no_address"
+    title = "The load balancer would have no address"
+
+
 class LoadbalancerBackendUnknown(InvalidInput):
     """The project has no VM, endpoint or interface like this."""
 

@@ -16,12 +16,14 @@ from controlplane.resources.loadbalancer.errors import (
     LoadbalancerListenerTaken,
     LoadbalancerNameTaken,
     LoadbalancerNetworkUnknown,
+    LoadbalancerNoAddress,
     LoadbalancerNotFound,
     LoadbalancerTooManyBackends,
 )
 from controlplane.resources.loadbalancer.queries import ShownLoadbalancer
 from controlplane.resources.loadbalancer.schemas import (
     BackendInput,
+    BackendUpdate,
     Eject,
     LoadbalancerCreate,
     LoadbalancerUpdate,
@@ -49,6 +51,7 @@ async def _active(call: Call, ref: str) -> Loadbalancer:
         LoadbalancerNameTaken,
         LoadbalancerLimitReached,
         LoadbalancerNetworkUnknown,
+        LoadbalancerNoAddress,
         LoadbalancerAddressUnknown,
         LoadbalancerAddressInUse,
         LoadbalancerBackendUnknown,
@@ -96,6 +99,14 @@ async def add(call: Call, loadbalancer: Ref, body: BackendInput) -> ShownLoadbal
     """Add a backend; new flows reach it when its probe does."""
     row = await _active(call, loadbalancer)
     await service.add_backend(call.session, row, body)
+    return await queries.show(call.session, row)
+
+
+@noun.route("PATCH", _BACKEND, "update-backend", LoadbalancerView, errors=_ONE)
+async def update_backend(call: Call, loadbalancer: Ref, backend: Ref, body: BackendUpdate) -> ShownLoadbalancer:
+    """Change a backend's weight: new flows are shared by it, open ones stay where they are."""
+    row = await _active(call, loadbalancer)
+    await service.weigh_backend(call.session, row, backend, body.weight)
     return await queries.show(call.session, row)
 
 

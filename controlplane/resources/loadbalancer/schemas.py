@@ -46,6 +46,12 @@ class BackendInput(Input):
         return self
 
 
+class BackendUpdate(Input):
+    """What may be changed of a backend."""
+
+    weight: Weight
+
+
 class Probe(Input):
     """How edge hosts find out whether a backend is well; each address family by itself."""
 

@@ -33,6 +33,7 @@ from controlplane.resources.loadbalancer.errors import (
     LoadbalancerLimitReached,
     LoadbalancerListenerTaken,
     LoadbalancerNetworkUnknown,
+    LoadbalancerNoAddress,
     LoadbalancerTooManyBackends,
 )
 from controlplane.resources.loadbalancer.schemas import (
@@ -60,6 +61,9 @@ async def create(session: AsyncSession, limits: LimitSettings, project_id: str, 
     if have >= limits.loadbalancers:
         words = f"the project has {have} load balancers, and may have {limits.loadbalancers}"
         raise LoadbalancerLimitReached(words, limit=limits.loadbalancers)
+    if not wanted.addresses and wanted.network is None:
+        detail = "name a reserved address, or a network to have a private one in"
+        raise LoadbalancerNoAddress(detail, errors=(FieldError(pointer="/addresses", detail=detail),))
     network_id = await _network_id(session, project_id, wanted.network) if wanted.network is not None else None
     row = Loadbalancer(id=new_id(Kind.LOADBALANCER), project_id=project_id, name=wanted.name, network_id=network_id)
     _settle(row, {name: getattr(wanted, name) for name in _SETTINGS})
@@ -104,6 +108,14 @@ async def add_backend(session: AsyncSession, row: Loadbalancer, wanted: BackendI
     session.add(made)
     row.departed = []
     await _changed(session, row)
+
+
+async def weigh_backend(session: AsyncSession, row: Loadbalancer, ref: str, weight: int) -> None:
+    """Its share of new flows; open ones stay where they are."""
+    backend = await find_backend(session, row, ref)
+    if backend.weight != weight:
+        backend.weight = weight
+        await _changed(session, row)
 
 
 async def remove_backend(session: AsyncSession, row: Loadbalancer, ref: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Conflict, NotFound
+from controlplane.core.errors import Conflict, InvalidInput, NotFound
 
 
 class PoolNotFound(NotFound):
@@ -26,6 +26,13 @@ class PoolCidrTaken(Conflict):
     code = "pool.cidr_taken"
     title = "The prefix is in use"
     constraint = "pool_cidr_excl"
+
+
+class PoolExclusionOutside(InvalidInput):
+    """What is to be excluded does not lie inside the pool's prefix."""
+
+    code = "pool.exclusion_outside"
+    title = "The exclusion lies outside the pool"
 
 
 class PoolInUse(Conflict):

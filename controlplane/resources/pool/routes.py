@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.models.address import Pool
 from controlplane.resources.pool import service
-from controlplane.resources.pool.errors import PoolCidrTaken, PoolInUse, PoolNameTaken, PoolNotFound
+from controlplane.resources.pool.errors import PoolCidrTaken, PoolExclusionOutside, PoolInUse, PoolNameTaken, PoolNotFound
 from controlplane.resources.pool.schemas import PoolCreate, PoolUpdate, PoolView
 
 noun = Noun("pool", "pools", in_project=False, has_operations=False)
@@ -30,12 +30,11 @@ async def show(call: Call, pool: Ref) -> Pool:
     return await call.load(Pool, pool)
 
 
-@noun.update(PoolView, errors=[PoolNotFound])
+@noun.update(PoolView, errors=[PoolNotFound, PoolExclusionOutside])
 async def update(call: Call, pool: Ref, body: PoolUpdate) -> Pool:
     """Change the fields that are sent."""
     row = await call.load(Pool, pool)
-    for name, value in body.model_dump(exclude_unset=True).items():
-        setattr(row, name, value)
+    service.update(row, body)
     return row
 
 

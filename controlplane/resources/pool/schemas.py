@@ -59,12 +59,12 @@ class PoolCreate(Input):
     def _inside(self) -> Self:
         pool = ipaddress.ip_network(self.cidr)
         for place, text in enumerate(self.excluded):
-            if not _is_inside(ipaddress.ip_network(text), pool):
+            if not is_inside(ipaddress.ip_network(text), pool):
                 raise wrong_field("excluded", f"entry {place}: {text} is not inside {pool}")
         return self
 
 
-def _is_inside(part: IPv4Network | IPv6Network, whole: IPv4Network | IPv6Network) -> bool:
+def is_inside(part: IPv4Network | IPv6Network, whole: IPv4Network | IPv6Network) -> bool:
     if isinstance(part, IPv4Network):
         return isinstance(whole, IPv4Network) and part.subnet_of(whole)
     return isinstance(whole, IPv6Network) and part.subnet_of(whole)

@@ -9,8 +9,8 @@ from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
 from controlplane.models.address import Address, Pool
 from controlplane.models.network import AddressPool, Network
-from controlplane.resources.pool.errors import PoolCidrTaken, PoolInUse
-from controlplane.resources.pool.schemas import PoolCreate, parse_prefix
+from controlplane.resources.pool.errors import PoolCidrTaken, PoolExclusionOutside, PoolInUse
+from controlplane.resources.pool.schemas import PoolCreate, PoolUpdate, is_inside, parse_prefix
 
 
 async def create(session: AsyncSession, wanted: PoolCreate) -> Pool:
@@ -35,6 +35,16 @@ async def create(session: AsyncSession, wanted: PoolCreate) -> Pool:
     session.add(pool)
     await session.flush()
     return pool
+
+
+def update(pool: Pool, changes: PoolUpdate) -> None:
+    """Raises PoolExclusionOutside."""
+    for place, text in enumerate(changes.excluded):
+        if not is_inside(parse_prefix(text), pool.cidr):
+            detail = f"{text} is not inside {pool.cidr}"
+            raise PoolExclusionOutside(detail, errors=(FieldError(pointer=f"/excluded/{place}", detail=detail),))
+    for name, value in changes.model_dump(exclude_unset=True).items():
+        setattr(pool, name, value)
 
 
 async def remove(session: AsyncSession, pool: Pool) -> None:
