@@ -29,7 +29,6 @@ class Snapshot(Versioned, Base):
     pool: Mapped[str]
     backend: Mapped[str]
     host_id: Mapped[str] = mapped_column(ForeignKey("host.id"))
-    pool_bytes: Mapped[int] = mapped_column(server_default="0")
 
     state: Mapped[str] = mapped_column(server_default="creating")
     taken_at: Mapped[datetime | None]
@@ -45,7 +44,7 @@ class Snapshot(Versioned, Base):
         CheckConstraint("NOT (state = 'deleting' AND is_protected)", name="protected_is_not_deleting"),
         CheckConstraint("consistency IN ('crash', 'frozen')", name="consistency_known"),
         CheckConstraint("backend IN ('qsd', 'spdk', 'fake')", name="backend_known"),
-        CheckConstraint("size_bytes >= 1048576 AND pool_bytes >= 0", name="size_positive"),
+        CheckConstraint("size_bytes >= 1048576", name="size_positive"),
         CheckConstraint("observed_generation <= generation", name="observed_not_ahead"),
         Index(None, "project_id", "name", unique=True),
         Index(None, "volume_id"),

@@ -1,6 +1,6 @@
 """Places for volumes on hosts: what each holds, and what of it is promised.
 
-The one rule: `reserved_bytes` is the sum of what its volumes and snapshots hold, and changes with them in one transaction.
+The one rule: `reserved_bytes` is the sum of what its layers hold, and changes with them in one transaction.
 """
 
 from __future__ import annotations

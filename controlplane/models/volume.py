@@ -18,8 +18,8 @@ class Volume(Versioned, Base):
     """States: `creating`, `available`, `retained` (deleted, its data kept until `purge_at`), `deleting`.
 
     It begins as `root_file` of `image_id`, as a snapshot, or empty. `vm_id` with `is_detaching`: the machine may still have it.
-    `owner_id`: the replica whose machine's root it is; such a one is not the tenant's to change, nor listed. `pool_bytes` is
-    what it holds of its host's pool. `takes_effect`: when the machine sees the present size, as the host said.
+    `owner_id`: the replica whose machine's root it is; such a one is not the tenant's to change, nor listed. `takes_effect`:
+    when the machine sees the present size, as the host said. What it holds of its pool, its layers say.
     """
 
     __tablename__ = "volume"
@@ -49,7 +49,6 @@ class Volume(Versioned, Base):
 
     state: Mapped[str] = mapped_column(server_default="creating")
     host_id: Mapped[str | None] = mapped_column(ForeignKey("host.id"))
-    pool_bytes: Mapped[int] = mapped_column(server_default="0")
     ready_at: Mapped[datetime | None]
     deleting_at: Mapped[datetime | None]
     purge_at: Mapped[datetime | None]
@@ -90,7 +89,6 @@ class Volume(Versioned, Base):
         CheckConstraint("queue_size BETWEEN 32 AND 1024", name="queue_size_range"),
         CheckConstraint("queue_size & (queue_size - 1) = 0", name="queue_size_power"),
         CheckConstraint("retention_hours BETWEEN 0 AND 8760", name="retention_range"),
-        CheckConstraint("pool_bytes >= 0 AND (host_id IS NOT NULL OR pool_bytes = 0)", name="pool_bytes_of_host"),
         CheckConstraint("(vm_id IS NULL) = (attached_at IS NULL)", name="attached_has_time"),
         CheckConstraint("vm_id IS NOT NULL OR NOT (is_detaching OR is_boot OR delete_with_vm)", name="attachment_has_vm"),
         CheckConstraint("NOT (is_boot AND (is_detaching OR NOT delete_with_vm))", name="boot_leaves_with_vm"),

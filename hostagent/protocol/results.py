@@ -21,7 +21,8 @@ class Running:
 class Succeeded:
     """`observed`, by kind. `volume`: `state` (`idle`, `exported`), `size_bytes`, `path`, `encrypted`, `keys` and `takes_effect`
     (`now`, or `after_reboot`: the running machine sees the size at its next start). `snapshot`: `state` (`present`),
-    `size_bytes`, `volume_id`, `taken_unix_ms`, `consistency` (`crash`), `keys`.
+    `size_bytes`, `volume_id`, `taken_unix_ms`, `consistency` (`crash`), `keys`. Both: `layers`, the files they stand on, as
+    `{"id", "bytes"}`: the snapshot for which one was closed, else the volume that writes to it; and what it takes on disk.
     `keys`: every key that the data needs, as `{"id", "kek_id", "wrapped"}`; `wrapped` is base64 of RSA-OAEP (SHA-256, MGF1 with
     SHA-256, label `volume-key:<id>`) to that KEK, both empty where no KEK was named. The id is the volume's it was made for.
     """

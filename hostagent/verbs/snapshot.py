@@ -41,6 +41,7 @@ class SnapshotKind:
                 "taken_unix_ms": taken.taken_unix_ms,
                 "consistency": "crash",
                 "encrypted": taken.is_encrypted,
+                "layers": layers.told(directory, document.id),
                 "keys": keyring.handed_out(directory),
             }
         )

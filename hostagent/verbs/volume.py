@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from hostagent.drivers.storage import layers
 from hostagent.drivers.storage.protocol import StorageDriver, VolumeObserved, VolumePlan
 from hostagent.lib import keyring
 from hostagent.protocol.errors import AgentError
@@ -61,6 +62,7 @@ class VolumeKind:
                 "size_bytes": observed.size_bytes,
                 "encrypted": observed.is_encrypted,
                 "takes_effect": "after_reboot" if observed.is_growth_pending else "now",
+                "layers": layers.told(agent.paths.volume_directory(document.id), document.id),
                 "keys": keyring.handed_out(agent.paths.volume_directory(document.id)),
             }
         )

@@ -27,6 +27,7 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "model": {"catalogue", "plan"},  # the YAML files; pure: what a replica is and needs
     "replica": {"probe"},  # does it serve the model?
     "network": {"allocate", "mesh"},  # pure: arithmetic of prefixes; which host reaches which by what way
+    "storage_pool": {"layers"},  # what volumes and snapshots are made of holds the pool's room
     "project": {"keys"},  # the key over the keys of its volumes
     "volume": {"conditions", "document"},  # pure
     "vm": {"conditions", "document", "guards", "request"},  # pure, but for what must be told before a start

@@ -92,6 +92,10 @@ async def record(session: AsyncSession, subject_id: str, source_id: str | None, 
 
 async def forget(session: AsyncSession, subject_id: str) -> None:
     """The volume or snapshot is gone. A key that nothing needs any more goes too: what it encrypted is noise from then."""
+    held = select(VolumeKey.id).where(
+        VolumeKey.id.in_(select(VolumeKeyUse.key_id).where(VolumeKeyUse.subject_id == subject_id))
+    )
+    await session.execute(held.order_by(VolumeKey.id).with_for_update())  # of two that leave at once the later one takes it
     mine = delete(VolumeKeyUse).where(VolumeKeyUse.subject_id == subject_id).returning(VolumeKeyUse.key_id)
     key_ids = list(await session.scalars(mine))
     needed = exists().where(VolumeKeyUse.key_id == VolumeKey.id)

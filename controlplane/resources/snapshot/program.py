@@ -17,7 +17,7 @@ from controlplane.placement.wake import wake_waiting
 from controlplane.remote.link import HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.project import keys
-from controlplane.resources.storage_pool import service as pools
+from controlplane.resources.storage_pool import layers
 from hostagent.protocol.results import Succeeded
 from hostagent.protocol.wanted import Generation, KekWanted, SnapshotWanted
 
@@ -67,7 +67,8 @@ class SnapshotProgram(Program[Snapshot, HostLinks]):
         async with self.tx() as tx:
             snapshot = await self._locked(tx)
             await keys.forget(tx.session, snapshot.id)
-            await pools.give_back(tx.session, snapshot.host_id, snapshot.pool, snapshot.pool_bytes)
+            await layers.leave(tx.session, snapshot.id)
+            self.signal("volume", snapshot.volume_id, "snapshot")  # it may stand on less now, or on what was never closed
             body = {"name": snapshot.name}
             await emit(tx.session, "snapshot.deleted", "snapshot", snapshot.id, project_id=snapshot.project_id, body={**body})
             await tx.session.delete(snapshot)
@@ -108,5 +109,9 @@ class SnapshotProgram(Program[Snapshot, HostLinks]):
             snapshot.taken_at = datetime.fromtimestamp(taken / 1000, UTC) if isinstance(taken, int) and taken else func.now()
             snapshot.consistency = "frozen" if observed.get("consistency") == "frozen" else "crash"
             await emit(tx.session, "snapshot.taken", "snapshot", snapshot.id, project_id=snapshot.project_id)
+        size = observed.get("size_bytes")
+        if isinstance(size, int) and size:
+            snapshot.size_bytes = size  # a growth that was asked for before may not have been carried out, or has been since
         snapshot.observed_generation = max(snapshot.observed_generation, generation)
+        await layers.learn(tx.session, snapshot.id, snapshot.host_id, snapshot.pool, observed.get("layers") or ())
         await keys.record(tx.session, snapshot.id, snapshot.volume_id, observed.get("keys") or ())

@@ -1,4 +1,6 @@
-"""Changes of snapshots. The one rule: the room that a snapshot may need one day is taken with it."""
+"""Changes of snapshots. The one rule: the volume writes to a fresh layer from then on, whose room is taken with the snapshot;
+the closed one holds what it takes on disk, as soon as the host has said how much that is.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from controlplane.resources.snapshot.errors import (
     SnapshotVolumeUnknown,
 )
 from controlplane.resources.snapshot.schemas import SnapshotTake, SnapshotUpdate
+from controlplane.resources.storage_pool import layers
 from controlplane.resources.storage_pool import service as pools
 
 PROGRAM = "snapshot"
@@ -41,10 +44,6 @@ async def take(session: AsyncSession, volume: Volume, wanted: SnapshotTake, *, m
     count = await session.scalar(select(func.count()).select_from(Snapshot).where(Snapshot.project_id == volume.project_id))
     if (count or 0) >= most:
         raise SnapshotLimitReached(f"the project has {count} snapshots, {most} are the most")
-    held = await pools.take(session, volume.host_id, volume.pool, volume.size_bytes)
-    if held is None:
-        short = await pools.shortage(session, volume.pool, volume.size_bytes, volume.host_id)
-        raise pools.no_space(short, volume.pool)
     snapshot = Snapshot(
         id=new_id(Kind.SNAPSHOT),
         project_id=volume.project_id,
@@ -58,10 +57,12 @@ async def take(session: AsyncSession, volume: Volume, wanted: SnapshotTake, *, m
         pool=volume.pool,
         backend=volume.backend,
         host_id=volume.host_id,
-        pool_bytes=held,
     )
     session.add(snapshot)
     await session.flush()
+    if not await layers.close(session, volume, snapshot.id):
+        short = await pools.shortage(session, volume.pool, volume.size_bytes, volume.host_id)
+        raise pools.no_space(short, volume.pool)
     await kernel.start(session, PROGRAM, snapshot.id, host_id=volume.host_id)
     return snapshot
 

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.core.ids import Kind, new_id
 from controlplane.kernel.incident import open_incident, resolve_incident
 from controlplane.models.host import Host
+from controlplane.models.storage_layer import StorageLayer
 from controlplane.models.storage_pool import ROOM, StoragePool
 from controlplane.resources.storage_pool.errors import StoragePoolNoSpace
 from controlplane.resources.storage_pool.queries import low_words
@@ -20,7 +21,7 @@ from hostagent.protocol.facts import HostFacts, PoolFact
 PRIMARY = "primary"
 LOW = "storage_pool.low"
 MISSING = "storage_pool.missing"
-MOST_TRIES = 10
+MOST_TRIES = 1000
 
 
 async def learn(session: AsyncSession, host: Host, facts: HostFacts, now: datetime) -> None:
@@ -37,7 +38,12 @@ async def learn(session: AsyncSession, host: Host, facts: HostFacts, now: dateti
             "is_available": pool.is_available,
             "seen_at": now,
         }
-        made = insert(StoragePool).values(id=new_id(Kind.STORAGE_POOL), host_id=host.id, name=pool.name, **values)
+        held = select(func.coalesce(func.sum(StorageLayer.bytes), 0)).where(
+            StorageLayer.host_id == host.id, StorageLayer.pool == pool.name
+        )
+        made = insert(StoragePool).values(
+            id=new_id(Kind.STORAGE_POOL), host_id=host.id, name=pool.name, reserved_bytes=held.scalar_subquery(), **values
+        )
         await session.execute(made.on_conflict_do_update(index_elements=[StoragePool.host_id, StoragePool.name], set_=values))
     others = StoragePool.host_id == host.id, StoragePool.name.not_in([pool.name for pool in found])
     await session.execute(update(StoragePool).where(*others).values(is_available=False))
@@ -59,41 +65,46 @@ async def _alarm(session: AsyncSession, row: StoragePool, host: str) -> None:
         await resolve_incident(session, MISSING, row.id, by="host")
 
 
-async def take(session: AsyncSession, host_id: str, name: str, size_bytes: int) -> int | None:
-    """Promise that much of the host's pool. What is held then, or None when there is no room, or no such pool.
+async def take(session: AsyncSession, host_id: str, name: str, size_bytes: int) -> bool:
+    """Promise that much of the host's pool; False when there is no room, or no such pool. The caller writes it down as a layer.
 
-    A host that has said nothing of its pools yet is taken at its word later: nothing is held.
+    A host that has said nothing of its pools yet is taken at its word: what its layers hold counts when it has (`learn`).
     """
     fits = StoragePool.is_available, size_bytes <= ROOM
     here = StoragePool.host_id == host_id, StoragePool.name == name
     change = update(StoragePool).where(*here, *fits).values(reserved_bytes=StoragePool.reserved_bytes + size_bytes)
     change = change.returning(StoragePool.id).execution_options(synchronize_session=False)
     if (await session.execute(change)).one_or_none() is not None:
-        return size_bytes
+        return True
     known = await session.scalar(select(func.count()).select_from(StoragePool).where(StoragePool.host_id == host_id))
-    return 0 if not known and name == PRIMARY else None
+    return not known and name == PRIMARY
 
 
-async def give_back(session: AsyncSession, host_id: str | None, name: str, size_bytes: int) -> None:
-    """Of a host that was forgotten nothing is left to give back."""
-    if not size_bytes:
+async def hold(session: AsyncSession, host_id: str, name: str, more_bytes: int) -> None:
+    """What lies on the disk is held, whether there was room for it or not; less than nothing gives back."""
+    if not more_bytes:
         return
     here = StoragePool.host_id == host_id, StoragePool.name == name
-    less = func.greatest(StoragePool.reserved_bytes - size_bytes, 0)
-    change = update(StoragePool).where(*here).values(reserved_bytes=less)
+    change = update(StoragePool).where(*here).values(reserved_bytes=func.greatest(StoragePool.reserved_bytes + more_bytes, 0))
     await session.execute(change.execution_options(synchronize_session=False))
 
 
-async def choose(session: AsyncSession, name: str, size_bytes: int, *, architecture: str = "") -> tuple[str, int]:
-    """The ready host whose pool of that name has most room, with the room taken. Raises StoragePoolNoSpace."""
+async def choose(session: AsyncSession, name: str, size_bytes: int, *, architecture: str = "") -> str:
+    """The ready host whose pool of that name has most room, with the room taken. Raises StoragePoolNoSpace.
+
+    Whoever takes the room between look and taking has made progress, so looking again ends.
+    """
     usable = Host.state == "ready", Host.is_cordoned.is_(False), Host.link != "lost", Host.roles.contains(["compute"])
     query = select(StoragePool.host_id).join(Host, Host.id == StoragePool.host_id).where(*usable, StoragePool.name == name)
     if architecture:
         query = query.where(Host.architecture == architecture)
-    query = query.where(StoragePool.is_available).order_by(ROOM.desc(), StoragePool.id)
-    for host_id in list(await session.scalars(query.limit(MOST_TRIES))):
-        if (held := await take(session, host_id, name, size_bytes)) is not None:
-            return host_id, held
+    query = query.where(StoragePool.is_available, size_bytes <= ROOM).order_by(ROOM.desc(), StoragePool.id).limit(1)
+    for _ in range(MOST_TRIES):
+        host_id = await session.scalar(query)
+        if host_id is None:
+            break
+        if await take(session, host_id, name, size_bytes):
+            return host_id
     raise no_space(await shortage(session, name, size_bytes), name)
 
 

@@ -53,7 +53,7 @@ from controlplane.resources.volume import service as volumes
 from controlplane.settings import LimitSettings
 
 PROGRAM = "vm"
-MOST_TRIES = 3
+MOST_TRIES = 1000
 
 
 def seal_context(vm_id: str) -> str:
@@ -176,7 +176,10 @@ async def place(session: AsyncSession, vm: Vm, architecture: str) -> Placement |
 
 
 async def _reserved(session: AsyncSession, vm: Vm, request: PlacementRequest) -> Placement | None:
-    """The share of a host and the room for the machine's new disks there, both or neither."""
+    """The share of a host and the room for the machine's new disks there, both or neither.
+
+    None: there is no such host. Whoever takes the room between look and taking has made progress, so looking again ends.
+    """
     for _ in range(MOST_TRIES):
         savepoint = await session.begin_nested()
         placement = await reserve(session, vm.id, request)

@@ -22,7 +22,7 @@ from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.image.copies import copy_on
 from controlplane.resources.image.program import ImageCopyProgram
 from controlplane.resources.project import keys
-from controlplane.resources.storage_pool import service as pools
+from controlplane.resources.storage_pool import layers
 from controlplane.resources.volume.conditions import is_settled
 from controlplane.resources.volume.document import volume_document
 from hostagent.protocol.results import Running, Succeeded
@@ -89,8 +89,11 @@ class VolumeProgram(Program[Volume, HostLinks]):
             return wait(seconds=LOOK_SECONDS)  # the host's own state tells; its return is a signal
         if seen is None or seen.generation != await self._generation() or seen.state == "locked" or self._is_to_be_asked():
             return goto(self.apply)
+        is_restacked = seen.detail.get("layers") != volume.observed_detail.get("layers")
         async with self.tx() as tx:
             is_done = await self._note(tx, seen)
+            if is_restacked:
+                return tx.goto(self.apply)
             return tx.wait(seconds=LOOK_SECONDS if is_done else SOON_SECONDS)
 
     @step(within=timedelta(minutes=30))
@@ -107,7 +110,7 @@ class VolumeProgram(Program[Volume, HostLinks]):
         async with self.tx() as tx:
             volume = await self._locked(tx)
             await keys.forget(tx.session, volume.id)
-            await pools.give_back(tx.session, volume.host_id, volume.pool, volume.pool_bytes)
+            await layers.leave(tx.session, volume.id)
             await emit(
                 tx.session, "volume.deleted", "volume", volume.id, project_id=volume.project_id, body={"name": volume.name}
             )
@@ -149,8 +152,8 @@ class VolumeProgram(Program[Volume, HostLinks]):
             return bool(await tx.session.scalar(select(Host.is_forgotten).where(Host.id == host_id)))
 
     def _is_to_be_asked(self) -> bool:
-        """Its machine has just done something: it may see a growth now, or have let the volume go."""
-        return self.subject.takes_effect == "after_reboot" and self.has_signal("vm")
+        """Its machine has just done something: it may see a growth now, or have let the volume go. Or a snapshot has gone."""
+        return (self.subject.takes_effect == "after_reboot" and self.has_signal("vm")) or self.has_signal("snapshot")
 
     async def _learn(self, tx: Tx, success: Succeeded) -> None:
         observed: dict[str, Any] = success.observed
@@ -163,6 +166,8 @@ class VolumeProgram(Program[Volume, HostLinks]):
         volume.takes_effect = observed.get("takes_effect") or volume.takes_effect
         if "encrypted" in observed:
             volume.is_encrypted = bool(observed["encrypted"])
+        if volume.host_id is not None:
+            await layers.learn(tx.session, volume.id, volume.host_id, volume.pool, observed.get("layers") or ())
         await keys.record(tx.session, volume.id, volume.snapshot_id, observed.get("keys") or ())
 
     async def _note(self, tx: Tx, seen: Observed) -> bool:

@@ -25,6 +25,7 @@ from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
 from controlplane.resources.image.errors import ImageNotAvailable
 from controlplane.resources.quota import service as quotas
+from controlplane.resources.storage_pool import layers
 from controlplane.resources.storage_pool import service as pools
 from controlplane.resources.volume.document import backend_of
 from controlplane.resources.volume.errors import (
@@ -97,7 +98,7 @@ async def describe(session: AsyncSession, project_id: str, wanted: VolumeCreate)
     least = image.min_disk_bytes if image is not None else snapshot.size_bytes if snapshot is not None else 0
     size_bytes = wanted.size_bytes or least
     if size_bytes < least:
-        detail = f"it begins as {(image or snapshot).name}, which needs {least} bytes"  # type: ignore[union-attr]
+        detail = f"it begins as {wanted.image or wanted.snapshot}, which needs {least} bytes"
         raise VolumeTooSmall(detail, errors=(FieldError(pointer="/size_bytes", detail=detail),))
     return Volume(
         id=new_id(Kind.VOLUME),
@@ -152,26 +153,29 @@ async def put_machine_on_host(session: AsyncSession, vm_id: str, host_id: str) -
 
 async def put_on_host(session: AsyncSession, volume: Volume, host_id: str) -> None:
     """Take the room in the volume's pool there. Raises VolumePoolUnknown, StoragePoolNoSpace, VolumeLimitsInvalid."""
-    held = await pools.take(session, host_id, volume.pool, volume.size_bytes)
-    if held is None:
+    if not await pools.take(session, host_id, volume.pool, volume.size_bytes):
         short = await pools.shortage(session, volume.pool, volume.size_bytes, host_id)
         raise pools.no_space(short, volume.pool) if short.pools else _pool_unknown(volume.pool)
-    await _set_host(session, volume, host_id, held)
+    await _set_host(session, volume, host_id)
 
 
 async def _find_host(session: AsyncSession, volume: Volume) -> None:
     if await session.scalar(select(StoragePool.id).where(StoragePool.name == volume.pool).limit(1)) is None:
         raise _pool_unknown(volume.pool)
     architecture = await session.scalar(select(Image.architecture).where(Image.id == volume.image_id))
-    host_id, held = await pools.choose(session, volume.pool, volume.size_bytes, architecture=architecture or "")
-    await _set_host(session, volume, host_id, held)
+    host_id = await pools.choose(session, volume.pool, volume.size_bytes, architecture=architecture or "")
+    await _set_host(session, volume, host_id)
 
 
-async def _set_host(session: AsyncSession, volume: Volume, host_id: str, held: int) -> None:
+async def _set_host(session: AsyncSession, volume: Volume, host_id: str) -> None:
     assert volume.host_id is None, "its data is where it is"
     host = await session.get_one(Host, host_id)
-    volume.host_id, volume.pool_bytes, volume.backend = host_id, held, backend_of(host)
+    volume.host_id, volume.backend = host_id, backend_of(host)
     _check_backend(volume)
+    await session.flush()
+    await layers.lay(session, volume.id, host_id, volume.pool, volume.size_bytes)
+    if volume.snapshot_id is not None:
+        await layers.stand_on(session, volume.id, volume.snapshot_id)
 
 
 def _pool_unknown(name: str) -> VolumePoolUnknown:
@@ -321,12 +325,11 @@ async def grow(session: AsyncSession, volume: Volume, size_bytes: int) -> Volume
     more = size_bytes - volume.size_bytes
     if more:
         await quotas.check(session, volume.project_id, disk_bytes=more)
-        held = await pools.take(session, volume.host_id, volume.pool, more)
-        if held is None:
+        if not await layers.grow(session, volume, more):
             short = await pools.shortage(session, volume.pool, more, volume.host_id)
             raise pools.no_space(short, volume.pool)
         await kernel.start(session, PROGRAM, volume.id, host_id=volume.host_id)
-        volume.size_bytes, volume.pool_bytes = size_bytes, volume.pool_bytes + held
+        volume.size_bytes = size_bytes
     return volume
 
 

@@ -18,6 +18,7 @@ from hostagent.protocol.errors import AgentError
 FILE = "layers.json"
 FIRST = "disk.qcow2"
 BASE = "base"
+_BLOCK = 512  # of st_blocks, whatever the file system's is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,17 @@ def read(directory: Path) -> Layers | None:
 
 def write(directory: Path, layers: Layers) -> None:
     files.write_atomically(directory / FILE, json.dumps(codec.encode(layers)).encode())
+
+
+def told(directory: Path, subject_id: str) -> list[dict[str, str | int]]:
+    """What a volume or snapshot stands on, for the control plane: `id` is the snapshot for which a layer was closed, else the
+    volume that writes to it; `bytes` what it takes on disk now.
+    """
+    found = read(directory)
+    return [
+        {"id": layer.snapshot_id or subject_id, "bytes": (directory / layer.file).stat().st_blocks * _BLOCK}
+        for layer in (found.layers if found else ())
+    ]
 
 
 def share(source: Path, target: Path, names: tuple[str, ...]) -> None:
