@@ -23,8 +23,11 @@ from controlplane.resources.project import service as projects
 from controlplane.resources.snapshot import service as snapshots
 from controlplane.resources.snapshot.schemas import SnapshotTake
 from controlplane.resources.storage_pool import service as pools
+from controlplane.resources.vm import service as vms
 from controlplane.resources.volume import service as volumes
+from controlplane.resources.volume.errors import VolumeVmFailed
 from controlplane.resources.volume.schemas import VolumeAttach, VolumeCreate
+from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import VmWanted, VolumeWanted
 from tests.fakehost import FakeHost
 from tests.programs.fleet import Fleet, open_fleet
@@ -67,11 +70,11 @@ async def change(fleet: Fleet, volume_id: str, action: Callable[[AsyncSession, V
         volume.generation += 1
 
 
-async def attach(fleet: Fleet, volume_id: str, vm_id: str) -> None:
+async def attach(fleet: Fleet, volume_id: str, vm_id: str, *, delete_with_vm: bool = False) -> None:
     async with fleet.database.session() as session:
         vm = (await session.scalars(select(Vm).where(Vm.id == vm_id).with_for_update(key_share=True))).one()
         volume = (await session.scalars(select(Volume).where(Volume.id == volume_id).with_for_update(key_share=True))).one()
-        await volumes.attach(session, volume, vm, VolumeAttach(vm=vm_id))
+        await volumes.attach(session, volume, vm, VolumeAttach(vm=vm_id, delete_with_vm=delete_with_vm))
         volume.generation += 1
 
 
@@ -164,12 +167,7 @@ async def test_a_snapshot_outlives_its_volume_and_clones_need_its_key(fleet: Fle
         async with fleet.database.session() as session:
             volume = await session.get_one(Volume, volume_id)
             snapshot_id = (await snapshots.take(session, volume, SnapshotTake(name="before"), most=10)).id
-
-        async def is_taken() -> bool:
-            async with fleet.database.session() as session:
-                return (await session.get_one(Snapshot, snapshot_id)).state == "available"
-
-        await fleet.until(is_taken, "snapshot taken")
+        await until_taken(fleet, snapshot_id)
         clone_id = await create(fleet, "clone", snapshot="before")
         await until_settled(fleet, clone_id)
         await change(fleet, volume_id, volumes.remove)
@@ -224,6 +222,84 @@ async def test_what_is_retained_comes_back_or_goes_when_its_time_is_over(fleet: 
         await fleet.tell("volume", volume_id)
         await until_gone(fleet, Volume, volume_id)
     assert await fleet.on_hosts() == []
+
+
+async def test_what_leaves_with_its_machine_is_retained_as_it_says(fleet: Fleet) -> None:
+    vm_id, kept_id, gone_id = (
+        await fleet.create_vm(),
+        await create(fleet, "kept", retention_hours=1),
+        await create(fleet, "gone"),
+    )
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        for volume_id in (kept_id, gone_id):
+            await until_settled(fleet, volume_id)
+            await attach(fleet, volume_id, vm_id, delete_with_vm=True)
+            await until_settled(fleet, volume_id)
+        await fleet.delete_vm(vm_id)
+        await fleet.until_gone(vm_id)
+        await until_gone(fleet, Volume, gone_id)
+        kept = await row(fleet, kept_id)
+        assert kept
+        assert (kept.state, kept.vm_id, kept.delete_with_vm) == ("retained", None, False)
+        assert kept.purge_at
+        await change(fleet, kept_id, volumes.restore)
+        await until_settled(fleet, kept_id)
+
+
+async def test_a_machine_that_fails_fails_the_attachment_and_letting_go_cures_it(fleet: Fleet) -> None:
+    vm_id, volume_id, other_id = await fleet.create_vm(), await create(fleet), await create(fleet, "other")
+    (fake,) = fleet.hosts.values()
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        await until_settled(fleet, volume_id)
+        await until_settled(fleet, other_id)
+        fake.faults.fail("machine.apply", AgentError("vm.broken", "it does not start with this", retryable=False))
+        await attach(fleet, volume_id, vm_id)
+        await fleet.change(vm_id, vms.restart)
+
+        async def is_parked() -> bool:
+            return (await fleet.run_of("volume", volume_id)).parked_code == "volume.vm_failed"
+
+        await fleet.until(is_parked, "the attachment has failed")
+        assert "vm.broken" in str((await fleet.run_of("volume", volume_id)).parked_detail)
+        with pytest.raises(VolumeVmFailed):
+            await attach(fleet, other_id, vm_id)
+        await detach(fleet, volume_id)
+        volume = await until_settled(fleet, volume_id)
+        assert volume.vm_id is None
+        await fleet.until_ready(vm_id)
+        await attach(fleet, other_id, vm_id)
+        await until_settled(fleet, other_id)
+
+
+async def test_a_snapshot_says_the_size_that_was_taken(fleet: Fleet) -> None:
+    """A growth that was asked for just before is not carried out yet when the snapshot is taken."""
+    volume_id = await create(fleet)
+    async with fleet.running():
+        await until_settled(fleet, volume_id)
+        (fake,) = fleet.hosts.values()
+        held = fake.faults.hold("storage.apply")
+        await change(fleet, volume_id, lambda session, volume: volumes.grow(session, volume, 2 * SIZE))
+        async with fleet.database.session() as session:
+            volume = await session.get_one(Volume, volume_id)
+            snapshot_id = (await snapshots.take(session, volume, SnapshotTake(name="before"), most=10)).id
+        taken = await until_taken(fleet, snapshot_id)
+        held.set()
+        await until_settled(fleet, volume_id)
+        assert taken.size_bytes == SIZE
+        clone = await until_settled(fleet, await create(fleet, "clone", snapshot="before"))
+        assert clone.size_bytes == SIZE
+
+
+async def until_taken(fleet: Fleet, snapshot_id: str) -> Snapshot:
+    async def is_taken() -> bool:
+        async with fleet.database.session() as session:
+            return (await session.get_one(Snapshot, snapshot_id)).state == "available"
+
+    await fleet.until(is_taken, "snapshot taken")
+    async with fleet.database.session() as session:
+        return await session.get_one(Snapshot, snapshot_id)
 
 
 @pytest.mark.slow

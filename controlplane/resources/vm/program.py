@@ -28,6 +28,7 @@ from controlplane.resources.nic.service import put_on_host, remove_nics
 from controlplane.resources.vm import guards, service
 from controlplane.resources.vm.document import images_of, vm_document
 from controlplane.resources.vm.request import request_for
+from controlplane.resources.volume import service as volumes
 from controlplane.resources.volume.program import VolumeProgram
 from controlplane.resources.volume.queries import IN_ORDER
 from hostagent.protocol.wanted import Generation, VmWanted
@@ -171,6 +172,8 @@ class VmProgram(Program[Vm, HostLinks]):
         for volume in await self._volumes(tx):
             if volume.is_detaching and volume.id not in told:
                 volume.vm_id, volume.attached_at, volume.is_detaching, volume.delete_with_vm = None, None, False, False
+            if await volumes.waits_for_machine(tx.session, volume.id):
+                await kernel.resume(tx.session, volumes.PROGRAM, volume.id)
             self.signal(VolumeProgram, volume.id, "vm")
 
     async def _disks_gone(self) -> bool:
@@ -179,7 +182,9 @@ class VmProgram(Program[Vm, HostLinks]):
             await self._locked(tx)
             leaving = []
             for volume in await self._volumes(tx):
-                if volume.delete_with_vm:
+                if volume.delete_with_vm and await volumes.retain(tx.session, volume):
+                    self.signal(VolumeProgram, volume.id, "vm")
+                elif volume.delete_with_vm:
                     leaving.append(volume.id)
                     volume.state, volume.deleting_at, volume.is_protected = "deleting", func.now(), False
                     self.spawn(VolumeProgram, volume.id, host_id=volume.host_id)
@@ -198,13 +203,13 @@ class VmProgram(Program[Vm, HostLinks]):
         async with self.tx() as tx:
             vm = await self._locked(tx)
             image = await tx.session.get_one(Image, vm.image_id)
-            volumes = [volume for volume in await self._volumes(tx) if not volume.is_detaching]
+            disks = [volume for volume in await self._volumes(tx) if not volume.is_detaching]
             nics = (await nics_of(tx.session, [vm.id])).get(vm.id, [])
             number = await epoch.current(tx.session)
         user_data = b""
         if vm.user_data_sealed is not None:
             user_data = self.world.sealer.open(vm.user_data_sealed, context=service.seal_context(vm.id))
-        return vm_document(vm, image, volumes, nics, epoch=number, user_data=user_data.decode())
+        return vm_document(vm, image, disks, nics, epoch=number, user_data=user_data.decode())
 
     async def _generation(self) -> Generation:
         """What the host shall have: after a restore the epoch is another one, and everything is told again."""

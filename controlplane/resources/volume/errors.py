@@ -99,6 +99,15 @@ class VolumeVmDeleting(Conflict):
     title = "The VM is being deleted"
 
 
+class VolumeVmFailed(Conflict):
+    """The machine has failed and waits for an operator (`context.cause`): what is attached would never reach it. Detaching is
+    possible, and has it try again.
+    """
+
+    code = "volume.vm_failed"
+    title = "The VM has failed"
+
+
 class VolumeVmFull(Conflict):
     """A machine has at most 16 volumes."""
 

@@ -23,6 +23,7 @@ from controlplane.resources.image.copies import copy_on
 from controlplane.resources.image.program import ImageCopyProgram
 from controlplane.resources.project import keys
 from controlplane.resources.storage_pool import layers
+from controlplane.resources.volume import service
 from controlplane.resources.volume.conditions import is_settled
 from controlplane.resources.volume.document import volume_document
 from hostagent.protocol.results import Running, Succeeded
@@ -185,10 +186,14 @@ class VolumeProgram(Program[Volume, HostLinks]):
         if volume.generation != self.subject.generation:
             return False
         before, volume.observed_generation = volume.observed_generation, volume.generation
-        if not is_settled(volume, vm):
-            volume.observed_generation = before
-            return False
-        return True
+        if is_settled(volume, vm):
+            return True
+        volume.observed_generation = before
+        parked = await service.parked_machine(tx.session, vm.id) if vm is not None else None
+        if parked is not None and vm is not None:
+            words = f"{vm.name}, which has it, has failed: {parked.parked_code}: {parked.parked_detail}"
+            raise Terminal(service.VM_FAILED, words)
+        return False
 
     async def _unlock(self, key_ids: Sequence[str]) -> None:
         """Send the host the keys that it asks for. Raises Terminal where there are none: then nobody can open it."""

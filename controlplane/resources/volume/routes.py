@@ -37,6 +37,7 @@ from controlplane.resources.volume.errors import (
     VolumeSnapshotUnknown,
     VolumeTooSmall,
     VolumeVmDeleting,
+    VolumeVmFailed,
     VolumeVmFull,
     VolumeVmUnknown,
 )
@@ -63,6 +64,7 @@ router = noun.router
         VolumeLimitsInvalid,
         VolumeVmUnknown,
         VolumeVmDeleting,
+        VolumeVmFailed,
         VolumeVmFull,
         VolumeHostDiffers,
         VolumeHostForbidden,
@@ -115,6 +117,7 @@ async def update(call: Call, volume: Ref, body: VolumeUpdate) -> ShownVolume:
         VolumeAttached,
         VolumeVmUnknown,
         VolumeVmDeleting,
+        VolumeVmFailed,
         VolumeVmFull,
         VolumeHostDiffers,
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.authz.service import Actor
@@ -19,6 +19,7 @@ from controlplane.core.ids import Kind, is_id, new_id
 from controlplane.kernel import service as kernel
 from controlplane.models.host import Host
 from controlplane.models.image import Image
+from controlplane.models.run import Run
 from controlplane.models.snapshot import Snapshot
 from controlplane.models.storage_pool import StoragePool
 from controlplane.models.vm import Vm
@@ -51,6 +52,7 @@ from controlplane.resources.volume.errors import (
     VolumeTooSmall,
     VolumeUnknown,
     VolumeVmDeleting,
+    VolumeVmFailed,
     VolumeVmFull,
     VolumeVmUnknown,
 )
@@ -59,6 +61,7 @@ from controlplane.resources.volume.schemas import VolumeAttach, VolumeCreate, Vo
 PROGRAM = "volume"
 VM_PROGRAM = "vm"
 MOST_OF_A_VM = 16
+VM_FAILED = "volume.vm_failed"
 SPDK_IOPS, SPDK_BYTES = 1000, 1 << 20  # the floor and step of its limits
 
 
@@ -256,6 +259,20 @@ async def _check_machine(session: AsyncSession, vm: Vm) -> None:
     count = await session.scalar(select(func.count()).select_from(Volume).where(Volume.vm_id == vm.id)) or 0
     if count >= MOST_OF_A_VM:
         raise VolumeVmFull(f"{vm.name} has {count} volumes, {MOST_OF_A_VM} are the most")
+    if (parked := await parked_machine(session, vm.id)) is not None:
+        raise VolumeVmFailed(f"{vm.name} has failed ({parked.parked_code}): {parked.parked_detail}", cause=parked.parked_code)
+
+
+async def parked_machine(session: AsyncSession, vm_id: str) -> Run | None:
+    """The machine's run, if it waits for a person: nothing about its disks is carried out meanwhile."""
+    query = select(Run).where(Run.program == VM_PROGRAM, Run.subject == vm_id, Run.finished_at.is_(None))
+    return await session.scalar(query.where(Run.parked_at.is_not(None)).execution_options(populate_existing=True))
+
+
+async def waits_for_machine(session: AsyncSession, volume_id: str) -> bool:
+    """Whether its run is parked because its machine's was."""
+    mine = Run.program == PROGRAM, Run.subject == volume_id, Run.finished_at.is_(None)
+    return bool(await session.scalar(select(exists().where(*mine, Run.parked_code == VM_FAILED))))
 
 
 async def _tell_machine(session: AsyncSession, vm: Vm) -> None:
@@ -295,6 +312,7 @@ async def detach(session: AsyncSession, volume: Volume, vm: Vm | None) -> Volume
             await _find_host(session, volume)
         return volume
     await _tell_machine(session, vm)
+    await kernel.resume(session, VM_PROGRAM, vm.id)  # without the disk it may well come up
     volume.is_detaching = True
     return volume
 
@@ -383,14 +401,21 @@ async def remove(session: AsyncSession, volume: Volume) -> Volume:
         raise VolumeProtected(f"{volume.name} is protected")
     await _check_not_taken(session, volume)
     await kernel.start(session, PROGRAM, volume.id, host_id=volume.host_id)
-    if volume.state == "available" and volume.retention_hours:
-        now = (await session.execute(select(func.now()))).scalar_one()
-        hours = timedelta(hours=volume.retention_hours)
-        volume.state, volume.deleting_at, volume.purge_at = "retained", now, now + hours
-        return volume
-    await kernel.destroy(session, PROGRAM, volume.id)
-    volume.state, volume.deleting_at = "deleting", func.now()
+    if not await retain(session, volume):
+        await kernel.destroy(session, PROGRAM, volume.id)
+        volume.state, volume.deleting_at = "deleting", func.now()
     return volume
+
+
+async def retain(session: AsyncSession, volume: Volume) -> bool:
+    """Keep a deleted volume's data for as long as it says, in no machine; False: it is not to be kept, or there is none."""
+    if volume.state != "available" or not volume.retention_hours:
+        return False
+    now = (await session.execute(select(func.now()))).scalar_one()
+    volume.vm_id, volume.attached_at, volume.is_detaching, volume.delete_with_vm = None, None, False, False
+    volume.state, volume.deleting_at, volume.purge_at = "retained", now, now + timedelta(hours=volume.retention_hours)
+    volume.is_protected = False
+    return True
 
 
 async def restore(session: AsyncSession, volume: Volume) -> Volume:
