@@ -10,13 +10,33 @@ import subprocess
 
 import pytest
 
+from hostagent.drivers.network.balancer_buckets import fill
+from hostagent.drivers.network.balancer_rules import FAMILIES, service_part, shared_part
 from hostagent.drivers.network.fake import FakeRules
+from hostagent.drivers.network.firewall_table import (
+    KINDS,
+    combination_part,
+    firewall_boxes,
+    firewall_part,
+    nic_part,
+    policy_part,
+)
 from hostagent.drivers.network.nft import NftHelper, NftProgram
 from hostagent.drivers.network.protocol import RulePart, RulePlan, SetSpec
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.network.table import difference
 from hostagent.protocol.errors import AgentError
+from hostagent.protocol.network import (
+    BackendWanted,
+    FirewallRuleWanted,
+    FirewallWanted,
+    ListenerWanted,
+    LoadBalancerWanted,
+    PolicyWanted,
+)
+from hostagent.protocol.wanted import Generation, NicWanted
 
+ONE = Generation(epoch=1, number=1)
 HOSTS = SetSpec(declaration="type ipv4_addr : verdict;", key=("ipv4_addr",), data=("verdict",))
 RANGES = SetSpec(declaration="type inet_service; flags interval;", key=("inet_service",))
 EMPTY = RulePlan(parts={"base": RulePart(chains={"early_machine": ()})})
@@ -42,6 +62,11 @@ def nft(*arguments: str) -> None:
 def words(listing: str) -> list[str]:
     """Sets and chains may be listed in another order."""
     return sorted(re.findall(r"[\w.:/-]+", re.sub(r"expires \S+", "", listing)))
+
+
+def in_order(listing: str) -> dict[str, str]:
+    """The rules of each chain as they stand."""
+    return dict(re.findall(r"chain (\S+) \{\n(.*?)\n\t\}", listing, re.DOTALL))
 
 
 KERNEL = pytest.mark.caps("root", "netns", "nft")
@@ -146,6 +171,71 @@ async def test_elements_are_what_nft_would_have_made(rules):
     await ruleset.repair()
     assert words(one_by_one) == words(await rules.read("list ruleset"))
     await ruleset.put(dict.fromkeys(ELEMENTS))
+    emptied = await rules.read("list ruleset")
+    await ruleset.repair()
+    assert words(emptied) == words(await rules.read("list ruleset"))
+
+
+FIREWALL = FirewallWanted(
+    id="fw_000000000001",
+    generation=ONE,
+    rules=tuple(
+        FirewallRuleWanted(
+            direction=way, action=action, protocol="tcp", cidrs=("10.1.0.0/16", "fd00::/9"), port_first=port, port_last=90
+        )
+        for port, (way, action) in enumerate(KINDS, 80)
+    ),
+    members=(),
+)
+IN_TURNS = LoadBalancerWanted(
+    id="lb_000000000001",
+    generation=ONE,
+    vips=("203.0.113.1", "2001:db8::1"),
+    listeners=(ListenerWanted(protocol="tcp", port=80, target_port=8080),),
+    backends=(BackendWanted(id="bk_1", ipv4="10.0.0.1", ipv6="fd00::1"),),
+    algorithm="round_robin",
+)
+
+
+def firewalled() -> dict[str, RulePart]:
+    """One that allows and denies both ways, one that does neither, and machines behind them."""
+    name = FIREWALL.id
+    firewall = firewall_part(name, firewall_boxes(FIREWALL))
+    nics = [
+        NicWanted(id=f"nic_{n:012}", generation=ONE, mac=f"06:00:00:00:00:0{n}", ipv4=f"10.0.0.{n}", ipv6=f"fd00::{n}")
+        for n in (1, 2)
+    ]
+    return {
+        f"firewall/{name}": firewall,
+        "combination/1": combination_part({name: firewall}, restricts_egress=True),
+        "combination/2": combination_part({"fw_000000000002": RulePart()}, restricts_egress=False),
+        "nic/1": nic_part(nics[0], [name], filters_egress=True),
+        "nic/2": nic_part(nics[1], ["fw_000000000002"], filters_egress=True),
+    }
+
+
+async def test_firewalls_and_services_are_what_nft_would_have_made(rules):
+    """They come and go without nft, as long as it is warm: it would first read all that is there."""
+    tables = dict.fromkeys(FAMILIES, fill({"bk_1": 1}))
+    service = service_part(IN_TURNS, {(8080, "bk_1"): 1}, tables)
+    ruleset = Ruleset(rules)
+    await ruleset.start({"policy": policy_part(PolicyWanted(id="policy", generation=ONE)), "balancer": shared_part()})
+    if isinstance(rules, NftHelper):
+        await rules._end()
+    await ruleset.put(firewalled())
+    await ruleset.put({"service": service})
+    assert getattr(rules, "pid", None) is None, "nft was asked"
+
+    made = await rules.read("list ruleset")
+    await ruleset.repair()
+    anew = await rules.read("list ruleset")
+    assert words(made) == words(anew)
+    assert in_order(made) == in_order(anew)
+    assert in_order(made) or isinstance(rules, FakeRules)
+    if isinstance(rules, NftHelper):
+        await rules._end()
+    await ruleset.put(dict.fromkeys([*firewalled(), "service"]))
+    assert getattr(rules, "pid", None) is None, "nft was asked"
     emptied = await rules.read("list ruleset")
     await ruleset.repair()
     assert words(emptied) == words(await rules.read("list ruleset"))

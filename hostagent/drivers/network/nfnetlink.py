@@ -22,12 +22,16 @@ NLM_F_DUMP = 0x300
 NLMSG_DONE = 3
 BATCH_BEGIN, BATCH_END = 16, 17
 NLM_F_CREATE = 0x400
+NLM_F_APPEND = 0x800
+MSG_NEWRULE = 6
 SEND_BYTES = 8 << 20
 RECEIVE_BYTES = 1 << 20
 NLM_F_REQUEST = 1
 NLM_F_ACK = 4
 NLMSG_ERROR = 2
 ATTRIBUTE_MASK = 0x3FFF
+NESTED = 0x8000
+LIST_ELEM = 1
 FAMILIES = {"inet": 1, "ip": 2, "arp": 3, "netdev": 5, "ip6": 10}
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
@@ -44,6 +48,19 @@ def message(kind: int, flags: int, sequence: int, family: int, body: bytes = b""
 
 def attribute(kind: int, value: bytes) -> bytes:
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def nested(kind: int, *inside: bytes) -> bytes:
+    return attribute(kind | NESTED, b"".join(inside))
+
+
+def text(value: str) -> bytes:
+    return value.encode() + b"\0"
+
+
+def number(value: int) -> bytes:
+    """As nf_tables has all of its own 32-bit numbers."""
+    return value.to_bytes(4, "big")
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
@@ -120,11 +137,13 @@ class NfTables:
         """(message type, family, body) in one transaction: all or nothing. Raises OSError with the kernel's first word."""
         begin, end = (message(kind, NLM_F_REQUEST, 0, 0, resource=NFNL_SUBSYS_NFTABLES) for kind in (BATCH_BEGIN, BATCH_END))
         flags = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_ACK
+        appending = flags | NLM_F_APPEND  # without it a rule becomes the first of its chain
         first = self._sequence + 1
         told = []
         for kind, family, body in requests:
             self._sequence += 1
-            told.append(message(NFNL_SUBSYS_NFTABLES << 8 | kind, flags, self._sequence, family, body))
+            chosen = appending if kind == MSG_NEWRULE else flags
+            told.append(message(NFNL_SUBSYS_NFTABLES << 8 | kind, chosen, self._sequence, family, body))
         self._socket.send(b"".join((begin, *told, end)))
         waiting, failure = set(range(first, self._sequence + 1)), 0
         while waiting:

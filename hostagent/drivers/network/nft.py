@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hostagent import version
-from hostagent.drivers.network.nfelements import Unsupported, messages_of
+from hostagent.drivers.network.nfchange import messages_of
+from hostagent.drivers.network.nfelements import Unsupported
 from hostagent.drivers.network.nfnetlink import NfTables
 from hostagent.drivers.network.nfwatch import Watch
 from hostagent.drivers.network.protocol import RuleChange, RulePlan, RulesObserved, RuleTraits
@@ -187,7 +188,7 @@ class NftHelper(_Rules):
         return answer["out"]
 
     async def change(self, change: RuleChange) -> RulesObserved:
-        """A few elements go to the kernel by the short way, everything else by nft."""
+        """What can be said in the kernel's own words goes to it by the short way, everything else by nft."""
         try:
             requests = messages_of(change)
         except Unsupported:
