@@ -1,6 +1,7 @@
 """The deployment's master key on disk.
 
-The one rule: it is made once, by whoever starts first, and never replaced; processes get its path, never its value.
+The one rule: it is made once, by whoever starts first, and replaced by a rotation alone; processes get its path, never its
+value.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def master_key_path(settings: Settings) -> Path:
 def load_sealer(settings: Settings) -> Sealer:
     """A sealer with the master key; the key is made when there is none at the default place. Raises KeyFileUnusable."""
     if is_own(settings):
-        _make(master_key_path(settings))
+        make_key(master_key_path(settings))
     return Sealer(read_master_key(settings))
 
 
 def read_master_key(settings: Settings) -> bytes:
     """The key that is there; raises KeyFileUnusable when there is none."""
-    return _ask(settings.master_key_command) if settings.master_key_command else _read(master_key_path(settings))
+    return _ask(settings.master_key_command) if settings.master_key_command else read_key(master_key_path(settings))
 
 
 def is_own(settings: Settings) -> bool:
@@ -68,7 +69,8 @@ def _ask(command: list[str]) -> bytes:
     raise KeyFileUnusable(f"the master key command {command[0]} must print {KEY_BYTES} bytes, raw or as base64")
 
 
-def _read(path: Path) -> bytes:
+def read_key(path: Path) -> bytes:
+    """The key in a file; raises KeyFileUnusable."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -82,8 +84,8 @@ def _read(path: Path) -> bytes:
     return key
 
 
-def _make(path: Path) -> None:
-    """Make the key unless there is one; of two makers at once the first wins, and a crash leaves a whole key or none."""
+def make_key(path: Path) -> None:
+    """Make a key unless there is one; of two makers at once the first wins, and a crash leaves a whole key or none."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o711)

@@ -1,4 +1,5 @@
-"""`python -m controlplane.backup create | restore`: what `bedplate backup` runs, on the control plane's machine.
+"""`python -m controlplane.backup create | restore | rotate`: what `bedplate backup` and `bedplate master-key` run, on the
+control plane's machine.
 
 The one rule: nothing that is there is written over: neither a file, nor a database that holds anything.
 """
@@ -24,13 +25,14 @@ from pydantic import ValidationError
 
 import controlplane
 from controlplane import migrate
-from controlplane.backup import database, keys
+from controlplane.backup import database, keys, rotation
 from controlplane.backup.archive import BackupUnusable, Header, Reader, Writer, key_id
 from controlplane.core.files import write_whole
+from controlplane.core.sealing import SealBroken, Sealer
 from controlplane.embedded.postgres import PostgresFailed
 from controlplane.embedded.services import Deployment
 from controlplane.embedded.state import StateDirectory, StateUnusable
-from controlplane.keyfile import KeyFileUnusable, is_own, master_key_path, read_master_key
+from controlplane.keyfile import KeyFileUnusable, is_own, make_key, master_key_path, read_key, read_master_key
 from controlplane.settings import Settings
 
 EXISTS = 5
@@ -92,6 +94,53 @@ def restore(deployment: Deployment, archive: Path, keys_file: Path | None, passp
         asyncio.run(migrate.upgrade(url))
         _tell_epoch(url, reader.header)
     return reader.header
+
+
+def rotate(deployment: Deployment, new_key: Path | None, *, is_dry: bool) -> dict[str, int]:
+    """Seal everything anew under a new master key, and put that in its place; one that was cut is ended. Nothing else may run
+    meanwhile. Raises KeyFileUnusable, TargetRefused, SealBroken, and what the parts raise; then the old key holds on.
+    """
+    settings, place = deployment.settings, master_key_path(deployment.settings)
+    if new_key is None and not is_own(settings):
+        raise KeyFileUnusable("the master key is kept elsewhere: make the new one there too, and give it by --new-key")
+    if deployment.postgres is not None and not deployment.postgres.data_directory.exists():
+        raise database.DatabaseRefused(f"there is nothing in {deployment.state.path}: give another by --state")
+    coming = new_key or place.with_name(f"{place.name}.next")
+    with deployment.state.lock(), _server(deployment, is_for_load=True) as url:
+        asyncio.run(_check_alone(url))
+        if new_key is None:
+            make_key(coming)
+        try:
+            counts = asyncio.run(_seal_anew(url, Sealer(read_master_key(settings)), Sealer(read_key(coming)), is_dry=is_dry))
+        finally:
+            if is_dry and new_key is None:
+                coming.unlink()
+        if is_own(settings) and not is_dry:
+            write_whole(place, read_key(coming))
+            if new_key is None:
+                coming.unlink()
+    return counts
+
+
+async def _seal_anew(url: str, old: Sealer, new: Sealer, *, is_dry: bool) -> dict[str, int]:
+    if await rotation.is_sealed_with(url, new):
+        return {}
+    if not await rotation.is_sealed_with(url, old):
+        raise KeyFileUnusable("the master key is not the one that this database's secrets are sealed with")
+    return await rotation.seal_anew(url, old, new, is_dry=is_dry)
+
+
+async def _check_alone(url: str) -> None:
+    """What runs with the old key would go on sealing under it."""
+    connection = await asyncpg.connect(url)
+    query = """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+    try:
+        others = await connection.fetchval(query)
+    finally:
+        await connection.close()
+    if others:
+        raise TargetRefused(f"the database has {others} other connections: stop all processes of the control plane first")
 
 
 def _check_master_key(settings: Settings, held: keys.Keys) -> None:
@@ -231,6 +280,17 @@ def _restore(deployment: Deployment, chosen: argparse.Namespace) -> None:
     print(json.dumps({**asdict(header), "path": str(chosen.archive), "state": str(deployment.state.path)}))
 
 
+def _rotate(deployment: Deployment, chosen: argparse.Namespace) -> None:
+    counts = rotate(deployment, chosen.new_key, is_dry=chosen.dry_run)
+    if not counts:
+        _say("everything is sealed under the new key already: it is in its place now")
+    elif not chosen.dry_run and not is_own(deployment.settings):
+        _say(f"everything is sealed under the key in {chosen.new_key}: put it in the old one's place before you start")
+    if not chosen.dry_run:
+        _say("write a keys file for backups from now on: `bedplate backup create`; older backups need their own")
+    print(json.dumps({"sealed": sum(counts.values()), "state": str(deployment.state.path), "dry_run": chosen.dry_run}))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bedplate backup")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -239,9 +299,13 @@ def _parser() -> argparse.ArgumentParser:
     creating.add_argument("--no-keys", action="store_true")
     restoring.add_argument("archive", type=Path)
     restoring.add_argument("--dry-run", action="store_true")
+    rotating = verbs.add_parser("rotate")
+    rotating.add_argument("--new-key", type=Path)
+    rotating.add_argument("--dry-run", action="store_true")
     for verb in (creating, restoring):
         verb.add_argument("--keys", type=Path)
         verb.add_argument("--passphrase-file", type=Path)
+    for verb in (creating, restoring, rotating):
         verb.add_argument("--state", type=Path)
     return parser
 
@@ -256,14 +320,14 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.verb == "restore" and not chosen.dry_run:
             state.prepare()
         deployment = Deployment(settings=settings, state=state)
-        (_create if chosen.verb == "create" else _restore)(deployment, chosen)
+        {"create": _create, "restore": _restore, "rotate": _rotate}[chosen.verb](deployment, chosen)
     except ValidationError as error:
         _say(f"the configuration is not valid: {error}")
         return 2
     except (TargetRefused, FileExistsError) as error:
         _say(str(error))
         return EXISTS
-    except (BackupUnusable, database.DatabaseRefused, migrate.MigrationRefused) as error:
+    except (BackupUnusable, SealBroken, database.DatabaseRefused, migrate.MigrationRefused) as error:
         _say(str(error))
         return 1
     except (StateUnusable, KeyFileUnusable, PostgresFailed, OSError) as error:

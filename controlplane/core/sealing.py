@@ -46,5 +46,5 @@ class Sealer:
         nonce, body = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
             return self._cipher.decrypt(nonce, body, context.encode())
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:  # ValueError: cut so short that there is no nonce
             raise SealBroken(f"cannot open what was sealed for {context}") from error

@@ -1,4 +1,4 @@
-"""The steps of the demo, in the order of the story.
+"""The steps of the demo, in the order of the story. Long, because the story is one.
 
 The one rule: they talk to the REST API and the gateway as a tenant or operator does, never to a table or a host's agent.
 What a person does at a terminal is done too: log in to a host to run `ssh` there.
@@ -26,11 +26,20 @@ from provisioning.lab.lab import Lab, LabHost
 
 PROJECT = "demo"
 IMAGE = "debian-12"
+VOLUME = "data"
+VOLUME_BYTES = 256 << 20
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
 _IMAGE_SECONDS = 1200
 _ENROL_SECONDS = 180
 _VM_SECONDS = 300
+_VOLUME_SECONDS = 120
+_WORDS_OF_GUEST = "what-only-this-guest-may-read"
+_WRITE = (
+    f"disk=/dev/$(lsblk -bdno NAME,SIZE | awk '$2 == {VOLUME_BYTES} {{print $1}}') && "
+    f"yes {_WORDS_OF_GUEST} | head -c 4M | sudo dd of=$disk bs=1M iflag=fullblock oflag=direct status=none && "
+    f"sudo dd if=$disk bs=4k count=1 iflag=direct status=none | head -n 1"
+)
 _MODEL_SECONDS = 900
 _ENDPOINT_SECONDS = 300
 _LOGIN_SECONDS = 180
@@ -46,8 +55,10 @@ async def run(stage: Stage) -> dict[str, object]:
     await enrol(stage, lab)
     await gather(import_image(stage, directory), import_model(stage, MODEL))
     await make_project(stage)
+    volume = await make_volume(stage)
     vm = await make_vm(stage)
     await log_in(stage, lab, vm)
+    await write_volume(stage, lab, vm, volume)
     await make_endpoint(stage)
     await make_loadbalancer(stage, lab)
     answer = await ask(stage, await make_key(stage))
@@ -147,8 +158,27 @@ async def make_project(stage: Stage) -> None:
         step.note(f"{network['ipv4_cidr']}, {network['ipv6_cidr']}")
 
 
+async def make_volume(stage: Stage) -> Json:
+    """An empty one, under a key of its own that is made on the host."""
+    with stage.timeline.step("Create an encrypted volume") as step:
+        path = f"/v1/projects/{PROJECT}/volumes"
+        await stage.api.post(path, {"name": VOLUME, "size_bytes": VOLUME_BYTES})
+        volume = await stage.api.until(
+            f"{path}/{VOLUME}", _is_made, seconds=_VOLUME_SECONDS, tell=lambda volume: step.note(_words(volume))
+        )
+        words = "encrypted" if volume["observed"]["is_encrypted"] else "not encrypted"
+        step.note(f"{VOLUME}, {VOLUME_BYTES >> 20} MiB on {volume['observed']['host']}, {words}")
+        return volume
+
+
+def _is_made(volume: Json) -> bool:
+    if volume["status"] == "failed":
+        raise ApiFailed(f"the volume failed: {volume['conditions']}")
+    return volume["status"] == "available"
+
+
 async def make_vm(stage: Stage) -> Json:
-    """A VM through the REST API, with a key that only this demo has; returns when the host says that it runs."""
+    """A VM with the volume, and a key that only this demo has; returns when the host says that it runs."""
     with stage.timeline.step("Create a VM through the REST API") as step:
         key = stage.directory / "ssh/id_ed25519"
         key.parent.mkdir(mode=0o700)
@@ -160,6 +190,7 @@ async def make_vm(stage: Stage) -> Json:
             "network": "default",
             "vcpus": 1,
             "memory_bytes": 512 << 20,
+            "volumes": [{"volume": VOLUME}],
             "ssh_keys": [key.with_suffix(".pub").read_text().strip()],
         }
         path = f"/v1/projects/{PROJECT}/vms/first"
@@ -195,17 +226,8 @@ def _words(resource: Json) -> str:
 async def log_in(stage: Stage, lab: Lab, vm: Json) -> None:
     """`ssh` into the VM from the lab host that does not run it."""
     with stage.timeline.step("Log in to the VM from the other lab host") as step:
-        other = lab.host(next(name for name in HOSTS if name != vm["observed"]["host"]))
-        place = f"{vm['user']}@{vm['ipv4']}"
-        options = (
-            "StrictHostKeyChecking=no",
-            "UserKnownHostsFile=/dev/null",
-            "BatchMode=yes",
-            "ConnectTimeout=5",
-            "LogLevel=ERROR",
-        )
-        flags = [word for option in options for word in ("-o", option)]
-        argv = ["timeout", "30", "ssh", "-F", "none", "-i", "/root/demo-key", *flags, place, "hostname; uname -sr"]
+        other, place = _other(lab, vm), f"{vm['user']}@{vm['ipv4']}"
+        argv = _ssh(vm, "hostname; uname -sr")
         await asyncio.to_thread(_give_key, other, stage.directory / "ssh/id_ed25519")
         deadline = time.monotonic() + _LOGIN_SECONDS
         while True:
@@ -217,6 +239,37 @@ async def log_in(stage: Stage, lab: Lab, vm: Json) -> None:
             if time.monotonic() > deadline:
                 raise StageFailed(f"no login to {place} from {other.name}: {done.stderr.decode(errors='replace').strip()}")
             await asyncio.sleep(0.5)
+
+
+async def write_volume(stage: Stage, lab: Lab, vm: Json, volume: Json) -> None:
+    """Write words into the volume in the guest, and look for them in what lies on its host."""
+    with stage.timeline.step("Write to the volume, and look for it on the host's disk") as step:
+        written = await asyncio.to_thread(_other(lab, vm).exec, _ssh(vm, _WRITE), timeout=60)
+        if _WORDS_OF_GUEST not in written.stdout.decode():
+            raise StageFailed(f"the volume did not give back what was written: {written.stderr.decode(errors='replace')}")
+        directory = f"/var/lib/bedplate/volume/{volume['id']}"
+        look = ["sh", "-c", f"du -sk {directory} | cut -f 1; grep -r -c -a -F '{_WORDS_OF_GUEST}' {directory}; true"]
+        size, *files = (await asyncio.to_thread(lab.host(vm["observed"]["host"]).exec, look)).stdout.decode().split()
+        found = [name for name in files if not name.endswith(":0")]
+        if found or not files:
+            raise StageFailed(f"what the VM wrote can be read on the host: {found}")
+        step.note(f"read back in the VM; not in {len(files)} files of {int(size) >> 10} MiB on {vm['observed']['host']}")
+
+
+def _other(lab: Lab, vm: Json) -> LabHost:
+    return lab.host(next(name for name in HOSTS if name != vm["observed"]["host"]))
+
+
+def _ssh(vm: Json, command: str) -> list[str]:
+    options = (
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "BatchMode=yes",
+        "ConnectTimeout=5",
+        "LogLevel=ERROR",
+    )
+    flags = [word for option in options for word in ("-o", option)]
+    return ["timeout", "30", "ssh", "-F", "none", "-i", "/root/demo-key", *flags, f"{vm['user']}@{vm['ipv4']}", command]
 
 
 def _give_key(host: LabHost, key: Path) -> None:

@@ -209,5 +209,6 @@ async def check_master_key(session: AsyncSession, sealer: Sealer) -> None:
         sealer.open(sealed or b"", context=_KEY_CHECK_CONTEXT)
     except SealBroken as error:
         raise MasterKeyWrong(
-            "the master key is not the one that this database's secrets are sealed with: put the former key back"
+            "the master key is not the one that this database's secrets are sealed with: put the former key back, "
+            "or run `bedplate master-key rotate` again where a rotation was cut"
         ) from error

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from controlplane.embedded import showcase
 from controlplane.embedded.postgres import Postgres
-from tests.system import planted
+from tests.system import planted, volumes
 from tests.system.deployment import MIB, VMS, Deployed, Json, deploy, eventually
 
 pytestmark = [
@@ -92,6 +92,10 @@ async def test_a_host_reboot_brings_the_machine_back(deployed: Deployed, vm: Jso
     await deployed.another_boot(vm, boot, seconds=240)
     await deployed.until("web", "running")
     await deployed.ping(vm)
+
+
+async def test_what_a_guest_wrote_into_its_volumes_stays_and_is_readable_nowhere_else(deployed: Deployed) -> None:
+    await volumes.stays_through_everything(deployed)
 
 
 @pytest.mark.parametrize("fault", ["worker", "postgres", "valkey", "flush", "api"])

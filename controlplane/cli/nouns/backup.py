@@ -35,7 +35,7 @@ def create(
 ) -> None:
     """Write the database to one file and the keys to another, also while everything runs."""
     options = {"--output": output, "--keys": keys, "--passphrase-file": passphrase_file, "--state": state}
-    _run("create", options, ["--no-keys"] if no_keys else [], form)
+    run("create", options, ["--no-keys"] if no_keys else [], form)
 
 
 @app.command()
@@ -51,10 +51,12 @@ def restore(
 ) -> None:
     """Restore to a fresh state directory (or an empty database); hosts then refuse the control plane that was backed up."""
     options = {"--keys": keys, "--passphrase-file": passphrase_file, "--state": state}
-    _run("restore", options, [str(archive), *(["--dry-run"] if dry_run else [])], form)
+    run("restore", options, [str(archive), *(["--dry-run"] if dry_run else [])], form)
 
 
-def _run(verb: str, options: dict[str, Path | None], more: list[str], form: Format) -> None:
+def run(verb: str, options: dict[str, Path | None], more: list[str], form: Format, what: str = "") -> None:
+    """The program, with the words of `what` where it fails."""
+    what = what or f"backup {verb}"
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     sys.stdout.flush()
     done = subprocess.run(
@@ -66,6 +68,6 @@ def _run(verb: str, options: dict[str, Path | None], more: list[str], form: Form
     if done.returncode != 0:
         codes = {Exit.USAGE.value: Exit.USAGE, Exit.CONFLICT.value: Exit.CONFLICT}
         words = done.stderr.strip() or f"it ended with {done.returncode}"
-        raise CommandFailed(f"backup {verb} failed", why=words, exit_code=codes.get(done.returncode, Exit.FAILED))
+        raise CommandFailed(f"{what} failed", why=words, exit_code=codes.get(done.returncode, Exit.FAILED))
     print(done.stderr, end="", file=sys.stderr, flush=True)
     show_one(json.loads(done.stdout), form)

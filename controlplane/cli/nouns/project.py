@@ -87,6 +87,12 @@ def update(
     noun.act(project, body=spec.merged(file, options), output=output)
 
 
+@app.command("rotate-key")
+def rotate_key(project: str, output: Output = Format.TABLE) -> None:
+    """Put a new key over the keys of all volumes of a project; no data moves, and the old key is gone."""
+    noun.act(project, "rotate-key", output=output)
+
+
 @app.command()
 def use(project: str) -> None:
     """Work in this project from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from controlplane.models.host import Host
 from controlplane.models.run import Run
 from controlplane.models.vm import Vm
+from controlplane.models.volume import Volume
 
 Status = Literal["waiting", "preparing", "running", "stopping", "stopped", "failed", "unreachable", "deleting"]
 
@@ -46,12 +48,21 @@ def status_of(vm: Vm, host: Host | None, run: Run | None) -> Status:
     return "stopped" if vm.observed_power == "stopped" else "stopping" if vm.observed_power == "running" else "preparing"
 
 
-def conditions_of(vm: Vm, host: Host | None, run: Run | None) -> list[Said]:
-    """Placed, HostReachable, Ready, and ResizePending while a resize waits for a restart."""
+def conditions_of(vm: Vm, host: Host | None, run: Run | None, volumes: Sequence[Volume] = ()) -> list[Said]:
+    """Placed, HostReachable, Ready; VolumesLocked while a disk waits for its key, ResizePending while a resize waits for a
+    restart.
+    """
     found = [_placed(vm)]
     if host is not None:
         found.append(_host_reachable(host))
     found.append(_ready(vm, run))
+    locked = [volume for volume in volumes if volume.observed_state == "locked"]
+    if locked:
+        names = ", ".join(volume.name for volume in locked)
+        message = f"It waits for {names}: the control plane sends the key as soon as it reaches the host."
+        found.append(
+            Said(type="VolumesLocked", status="true", reason="volume.locked", message=message, since=locked[0].observed_at)
+        )
     if (vm.vcpus, vm.memory_bytes) != (vm.applied_vcpus, vm.applied_memory_bytes):
         message = f"{vm.vcpus} cores and {vm.memory_bytes} bytes of memory apply at the next restart or start."
         found.append(Said(type="ResizePending", status="true", reason="after_reboot", message=message))

@@ -95,7 +95,7 @@ class ShownVm:
 
     @property
     def conditions(self) -> list[Said]:
-        return conditions_of(self.row, self.host, self.run)
+        return conditions_of(self.row, self.host, self.run, self.volumes)
 
     @property
     def ipv4(self) -> IPv4Address | None:

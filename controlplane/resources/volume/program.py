@@ -67,6 +67,7 @@ class VolumeProgram(Program[Volume, HostLinks]):
         with refusals_park():
             result = await self.world.hosts.ensure(host_id, document)
             if isinstance(result, Running) and result.step == "locked":
+                await self._say_locked()
                 await self._unlock(result.needs)
                 return wait(seconds=1)
             success = carried_out(result)
@@ -178,8 +179,7 @@ class VolumeProgram(Program[Volume, HostLinks]):
         volume = await self._locked(tx)
         state = _state(seen.state)
         if state != volume.observed_state:
-            body = {"name": volume.name, "before": volume.observed_state}
-            await emit(tx.session, f"volume.{state}", "volume", volume.id, project_id=volume.project_id, body={**body})
+            await self._tell_state(tx, volume, state)
         volume.observed_state, volume.observed_at, volume.observed_detail = state, func.now(), dict(seen.detail)
         size = seen.detail.get("size_bytes")
         volume.observed_size_bytes = size if isinstance(size, int) else volume.observed_size_bytes
@@ -194,6 +194,18 @@ class VolumeProgram(Program[Volume, HostLinks]):
             words = f"{vm.name}, which has it, has failed: {parked.parked_code}: {parked.parked_detail}"
             raise Terminal(service.VM_FAILED, words)
         return False
+
+    async def _say_locked(self) -> None:
+        """Before anything is tried: who looks sees what it waits for, also when no key can be sent."""
+        async with self.tx() as tx:
+            volume = await self._locked(tx)
+            if volume.observed_state != "locked":
+                await self._tell_state(tx, volume, "locked")
+            volume.observed_state, volume.observed_at = "locked", func.now()
+
+    async def _tell_state(self, tx: Tx, volume: Volume, state: str) -> None:
+        body = {"name": volume.name, "before": volume.observed_state}
+        await emit(tx.session, f"volume.{state}", "volume", volume.id, project_id=volume.project_id, body={**body})
 
     async def _unlock(self, key_ids: Sequence[str]) -> None:
         """Send the host the keys that it asks for. Raises Terminal where there are none: then nobody can open it."""
