@@ -9,7 +9,7 @@ import asyncio
 import importlib
 from typing import Any
 
-from hostagent.probes.attempt import MAX_ANSWER_BYTES, Unhealthy, channel
+from hostagent.probes.channel import MAX_ANSWER_BYTES, Unhealthy, authority_of, opened
 from hostagent.protocol.network import ProbeWanted
 
 SERVING = 1
@@ -20,10 +20,9 @@ _CODES = {"5": "NOT_FOUND", "12": "UNIMPLEMENTED", "14": "UNAVAILABLE"}
 async def check(probe: ProbeWanted, address: str, port: int) -> None:
     """Raises Unhealthy, or what the transport raises."""
     connection = await _connection()
-    authority = probe.host or (f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
-    async with channel(address, port, None, "") as (reader, writer):
+    async with opened(address, port) as (reader, writer):
         connection.initiate_connection()
-        connection.send_headers(1, _headers(authority))
+        connection.send_headers(1, _headers(authority_of(probe, address, port)))
         connection.send_data(1, _request(probe.service), end_stream=True)
         writer.write(connection.data_to_send())
         status, body = await _exchange(connection, reader, writer)

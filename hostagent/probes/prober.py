@@ -1,7 +1,8 @@
 """All health checks of this host, each at its own pace.
 
 The one rule: one attempt at a time for each distinct (address, port, check), however many services ask for it; what is told
-is a change, never an attempt. Attempts of many targets are spread over their interval, so that they never come in step.
+is a change, never an attempt. Attempts of many targets are spread over their interval, so that they never come in step. Who is
+refused asks again soon: a refusal costs nothing and is no accident of a busy moment, but clients meet it too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from hostagent.probes.attempt import attempt
+from hostagent.probes.attempt import WELL, Finding, attempt
 from hostagent.protocol.network import ProbeWanted
 
 logger = logging.getLogger(__name__)
@@ -31,19 +32,23 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """`is_up` None: not decided yet. `count`: attempts in a row that say the same; `reason`: why the last one failed."""
+    """`is_up` None: not decided yet. `count`: attempts in a row that say the same; `last`: what the last one found."""
 
     is_up: bool | None = None
     was_well: bool = False
     count: int = 0
-    reason: str = ""
+    last: Finding = WELL
+
+    @property
+    def is_refused(self) -> bool:
+        return self.last.kind == "refused"
 
 
-Attempt = Callable[[ProbeWanted, str, int], Awaitable[str]]
+Attempt = Callable[[ProbeWanted, str, int], Awaitable[Finding]]
 
 
 class Prober:
-    """`on_change` is called with a target whose verdict's `is_up` has changed."""
+    """`on_change` is called with a target whose verdict's `is_up` has changed, or while it is down whether it is refused."""
 
     def __init__(self, on_change: Callable[[Target], None], *, attempt: Attempt = attempt) -> None:
         self._on_change = on_change
@@ -125,26 +130,30 @@ class Prober:
         started = loop.time()
         self.attempts += 1
         try:
-            reason = await self._attempt(target.probe, target.address, target.port)
+            finding = await self._attempt(target.probe, target.address, target.port)
         except Exception as error:
             logger.exception("probing %s port %s", target.address, target.port)
-            reason = f"{type(error).__name__}: {error}"
+            finding = Finding(f"{type(error).__name__}: {error}", "ours")
         self._running.pop(target, None)
-        self._judge(target, reason)
-        if target in self._verdicts:
+        self._judge(target, finding)
+        if verdict := self._verdicts.get(target):
             interval = target.probe.interval_ms / 1000
-            if self._verdicts[target].is_up is None:
+            if verdict.is_up is None or (verdict.is_up and verdict.is_refused):
                 interval = min(interval, FIRST_INTERVAL_SECONDS)
             interval *= random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - spread, not a secret
             self._later(target, max(0.0, started + interval - loop.time()))
 
-    def _judge(self, target: Target, reason: str) -> None:
-        verdict, is_well = self._verdicts[target], not reason
+    def _judge(self, target: Target, finding: Finding) -> None:
+        if finding.kind == "ours":
+            return
+        verdict, is_well = self._verdicts[target], finding.kind == "well"
         verdict.count = verdict.count + 1 if verdict.was_well == is_well else 1
-        verdict.was_well, verdict.reason = is_well, reason
+        was_refused, verdict.was_well, verdict.last = verdict.is_refused, is_well, finding
         needed = target.probe.rise if is_well else target.probe.fall
         if verdict.is_up is not is_well and verdict.count >= needed:
             verdict.is_up = is_well
+            self._on_change(target)
+        elif verdict.is_up is False and was_refused != verdict.is_refused:
             self._on_change(target)
 
 

@@ -218,6 +218,8 @@ class Keeper:
         document = self._agent.documents.get(*key)
         if document is not None:
             self._nics[key] = tuple(nic.id for nic in document.nics)
+        if is_running and isinstance(document, VmWanted) and vm.is_leaving(self._agent, document):
+            return  # who stops it has told them
         nics = self._nics.get(key, ())
         self._agent.balancers.machine(nics, is_running=is_running)
         self._agent.notices.machine(nics, is_running=is_running)

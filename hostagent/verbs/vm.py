@@ -60,6 +60,7 @@ class VmKind:
         if seen is not None and seen.state == "running":
             if document.restart_generation > record.restarted:
                 job.step = "restart"
+                await _leave(agent, document)
                 await driver.apply(_stopped(await plan_of(agent, document, job)))
             elif not record.is_starting:
                 agent.records.put(document.id, dataclasses.replace(record, started=document.generation))
@@ -99,6 +100,7 @@ class VmKind:
     ) -> Result:
         if seen is not None and seen.state == "running":
             job.step = "stop"
+            await _leave(agent, document)
             await driver.apply(_plan_to_stop(agent, document))
         await _drop_links(agent, document.id, document)
         record = agent.records.get_or_make(document.id)
@@ -107,6 +109,8 @@ class VmKind:
         return Succeeded(observed={"state": "stopped"})
 
     async def remove(self, agent: Agent, object_id: str, document: VmWanted | None) -> None:
+        if document is not None:
+            await _leave(agent, document)
         for driver in agent.drivers.machines.values():
             if (document is not None and document.driver == driver.traits.name) or object_id in await driver.vm_ids():
                 await driver.remove(object_id)
@@ -173,6 +177,20 @@ def is_held(document: VmWanted, record: VmRecord, seen: MachineObserved | None) 
     if seen is None or (seen.state == "stopped" and not seen.exit_reason):
         return record.held == document.generation
     return seen.exit_reason == "guest_poweroff" and record.started == document.generation
+
+
+def is_leaving(agent: Agent, document: VmWanted) -> bool:
+    """Whether its process, if it runs, is about to be ended: its load balancers send nobody there any more."""
+    record = agent.records.get(document.id)
+    is_restarting = record is not None and document.restart_generation > record.restarted
+    return document.power == "stopped" or is_restarting or agent.documents.is_purged("vm", document.id)
+
+
+async def _leave(agent: Agent, document: VmWanted) -> None:
+    """New flows go elsewhere before the guest hears that it shall stop, here and on other edges."""
+    nics = tuple(nic.id for nic in document.nics)
+    agent.notices.leave(nics)
+    await agent.balancers.leave(nics)
 
 
 def digest_of(document: VmWanted) -> str:

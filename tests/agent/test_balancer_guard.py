@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import socket
 import struct
+import subprocess
+import sys
 import time
+from collections import Counter
 
 import pytest
 
+from hostagent.drivers.network.balancer_health import HELD
 from hostagent.lib.wait import until
 from hostagent.protocol.network import CircuitWanted, ProbeWanted
-from tests.agent.balancing import NAMES, VIP4, VIP6, broken, sysctl
+from tests.agent.balancing import NAMES, VIP4, VIP6, broken, ip, sysctl
 from tests.conformance.netns import checksum
 
 pytestmark = pytest.mark.caps("root", "netns", "nft")
@@ -189,19 +193,76 @@ async def _up(edge, service_id, name):
     assert await until(is_up, seconds=10)
 
 
-async def test_most_backends_at_once_are_kept(edge):
+async def test_most_backends_at_once_are_kept_while_they_are_only_silent(edge):
     wanted = await edge.take(probe=PROBE)
+    service = edge.balancers.services[wanted.id]
+    await asyncio.gather(*(_up(edge, wanted.id, name) for name in NAMES))
+    for number in (1, 2, 3):  # a path that is gone: nobody answers, and nobody says no
+        ip("link", "set", f"b{number}", "down")
+
+    async def is_held():
+        return sum(word.startswith(f"held: {HELD}") for word in service.words().values()) >= 3
+
+    assert await until(is_held, seconds=10), service.words()
+    assert set(service.tables[4]) == NAMES
+    ip("link", "set", "b1", "up")
+    ip("-6", "address", "add", "fd00:9:1::1/64", "dev", "b1", "nodad")
+
+    async def is_seen_again():
+        words = service.words()
+        return words["bk_1"] == "up" and all(words[name].startswith("down: ") for name in ("bk_2", "bk_3"))
+
+    assert await until(is_seen_again, seconds=10), "half are well: who is still silent is believed to be away"
+    assert set(await edge.stage.spread(VIP4, 40)) == {"bk_1", "bk_4"}
+
+
+async def test_refusals_are_believed_however_many(edge):
+    wanted = await edge.take(probe=PROBE)
+    service = edge.balancers.services[wanted.id]
     await asyncio.gather(*(_up(edge, wanted.id, name) for name in NAMES))
     for backend in edge.stage.backends[:3]:
         await backend.close()
 
-    async def is_held():
-        words = edge.balancers.services[wanted.id].words()
-        return sum(word.startswith("held: most backends fell at once") for word in words.values()) >= 3
+    async def are_down():
+        return sum(word == "down: Connection refused" for word in service.words().values()) == 3
 
-    assert await until(is_held, seconds=10), edge.balancers.services[wanted.id].words()
-    tables = edge.balancers.services[wanted.id].tables
-    assert set(tables[4]) == NAMES
+    assert await until(are_down, seconds=10), service.words()
+    assert set(await edge.stage.spread(VIP4, 30)) == {"bk_4"}
+    await edge.stage.backends[3].close()
+
+    async def is_refused():
+        try:
+            return not await edge.stage.ask(VIP4)
+        except ConnectionRefusedError:
+            return set(service.tables[4]) == {""}
+
+    assert await until(is_refused, seconds=10), "nobody is left"
+
+
+async def test_a_stopped_backend_of_two_loses_no_connect_on_a_busy_host(edge):
+    """Both cores are taken, and this agent's own loop is paused again and again for longer than a probe may take."""
+    probe = ProbeWanted(kind="tcp", interval_ms=100, timeout_ms=50, rise=2, fall=2)
+    wanted = await edge.take(probe=probe, backends=edge.wanted().backends[:2])
+    service = edge.balancers.services[wanted.id]
+    await asyncio.gather(*(_up(edge, wanted.id, name) for name in ("bk_1", "bk_2")))
+    words: Counter[str] = Counter()
+    edge.balancers.on_change = lambda _id: words.update(service.words().values())
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for number in range(8):
+            asyncio.get_running_loop().call_later(0.2 * number, time.sleep, 0.15)
+        assert set(await edge.stage.spread(VIP4, 60)) == {"bk_1", "bk_2"}
+        await edge.balancers.leave(["nic_bk_1"])
+        await edge.stage.backends[0].close()
+        found = await edge.stage.spread(VIP4, 40)
+        edge.balancers.machine(["nic_bk_1"], is_running=False)
+        found += await edge.stage.spread(VIP4, 40)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert found == {"bk_2": 80}, "no connect was lost"
+    assert not any(word.startswith(("down: no answer", "held")) for word in words), words
 
 
 async def test_a_backend_that_returns_is_given_its_flows_slowly(edge):

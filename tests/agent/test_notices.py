@@ -22,7 +22,9 @@ KEY = bytes(range(32))
 PLAIN = Notice(sender="host_a", session=b"a" * 16, to_session=b"b" * 16, counter=7, down=frozenset({"nic_1", "nic_2"}))
 
 
-@pytest.mark.parametrize("change", [{}, {"down": frozenset()}, {"is_bye": True}, {"to_session": NOBODY}])
+@pytest.mark.parametrize(
+    "change", [{}, {"leaving": frozenset({"nic_3"})}, {"down": frozenset()}, {"is_bye": True}, {"to_session": NOBODY}]
+)
 def test_what_is_written_is_read(change):
     notice = replace(PLAIN, **change)
     data = encode(notice, "host_b", KEY)
@@ -67,10 +69,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
+        self.left: set[str] = set()
         self.told: Counter[str] = Counter()
 
     def notice(self, nic_ids, *, has_ended):
         self.ended = self.ended | set(nic_ids) if has_ended else self.ended - set(nic_ids)
+
+    def leaving(self, nic_ids, *, is_leaving):
+        self.left = self.left | set(nic_ids) if is_leaving else self.left - set(nic_ids)
 
     def silence(self, nic_ids):
         self.told.update(f"silent {name}" for name in nic_ids)
@@ -147,6 +153,14 @@ async def test_an_end_is_told_and_taken_back(pair):
     await pair.until(lambda: pair.heard.ended == {"nic_1"})
     pair.host.machine(["nic_1"], is_running=True)
     await pair.until(lambda: pair.heard.ended == set())
+
+
+async def test_a_stop_is_told_before_it_happens(pair):
+    pair.host.leave(["nic_1", "nic_2"])
+    await pair.until(lambda: pair.heard.left == {"nic_1"})
+    assert pair.heard.ended == set()
+    pair.host.machine(["nic_1"], is_running=False)
+    await pair.until(lambda: (pair.heard.ended, pair.heard.left) == ({"nic_1"}, set()))
 
 
 async def test_only_listed_machines_are_believed(pair):

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import datetime as dt
 import ipaddress
+import os
+import resource
 import ssl
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import h2.config
@@ -20,9 +23,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hostagent.lib.wait import until
-from hostagent.probes import attempt as attempts
-from hostagent.probes.attempt import attempt
-from hostagent.probes.prober import Prober, Target, cost_per_second
+from hostagent.probes.attempt import WELL, Finding, attempt
+from hostagent.probes.channel import tls
+from hostagent.probes.prober import Prober, Target, Verdict, cost_per_second
 from hostagent.protocol.network import ProbeWanted
 
 TCP = ProbeWanted(kind="tcp", interval_ms=50, timeout_ms=500, rise=2, fall=3)
@@ -73,14 +76,43 @@ async def closed_port() -> int:
 @LOOPBACK
 async def test_tcp(address):
     async with serving(answering(b""), address) as port:
-        assert await attempt(TCP, address, port) == ""
-    assert await attempt(TCP, address, await closed_port()) == "Connection refused"
+        assert await attempt(TCP, address, port) == WELL
+    assert await attempt(TCP, address, await closed_port()) == ("Connection refused", "refused")
 
 
 async def test_nobody_answers_in_time():
     async with serving(answering(b"HTTP/1.1 200 OK\r\n", hang=True)) as port:
         probe = replace(HTTP, timeout_ms=100)
-        assert await attempt(probe, "127.0.0.1", port) == "no answer within 100 ms"
+        assert await attempt(probe, "127.0.0.1", port) == ("no answer within 100 ms", "silent")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "http"])
+async def test_a_pause_of_ours_is_nobodys_silence(kind):
+    """A host so busy that this process got no CPU for longer than the time-out: the answer and the time's end come together."""
+    pause = 0.3
+    async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
+        for after in (0.0, 0.01, 0.05):
+            asyncio.get_running_loop().call_later(after, time.sleep, pause)
+            assert await attempt(replace(TCP, kind=kind, timeout_ms=100), "127.0.0.1", port) == WELL
+
+
+async def test_a_host_without_sockets_learns_nothing_of_backends():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serving(answering(b"")) as port:
+        used = [os.dup(0)]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used[0] + 1, hard))
+            found = await attempt(TCP, "127.0.0.1", port)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            os.close(used[0])
+    assert found.kind == "ours"
+    told = []
+    prober = Prober(told.append)
+    prober._verdicts[FAST] = verdict = Verdict(is_up=True)
+    for _ in range(10):
+        prober._judge(FAST, found)
+    assert (told, verdict.is_up, verdict.count) == ([], True, 0)
 
 
 @LOOPBACK
@@ -102,7 +134,7 @@ async def test_nobody_answers_in_time():
 )  # fmt: skip
 async def test_http(address, answer, change, reason):
     async with serving(answering(answer), address) as port:
-        found = await attempt(replace(HTTP, **change), address, port)
+        found = (await attempt(replace(HTTP, **change), address, port)).reason
     assert found if reason is None else found == reason
 
 
@@ -146,16 +178,16 @@ async def test_https_with_and_without_verification(certificate, monkeypatch):
     context, pem = certificate
     probe = replace(HTTP, kind="https", timeout_ms=5000)
     trusting = replace(probe, is_tls_verified=True)
-    attempts.tls.cache_clear()
+    tls.cache_clear()
     async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\n"), context=context) as port:
-        assert await attempt(probe, "127.0.0.1", port) == ""
-        assert (await attempt(trusting, "127.0.0.1", port)).startswith("TLS: CERTIFICATE_VERIFY_FAILED")
+        assert await attempt(probe, "127.0.0.1", port) == WELL
+        assert (await attempt(trusting, "127.0.0.1", port)).reason.startswith("TLS: CERTIFICATE_VERIFY_FAILED")
         monkeypatch.setenv("SSL_CERT_FILE", str(pem))
-        attempts.tls.cache_clear()
-        assert await attempt(trusting, "127.0.0.1", port) == ""
-        assert await attempt(replace(trusting, host="api.example"), "127.0.0.1", port) == ""
-        assert (await attempt(replace(trusting, host="other.example"), "127.0.0.1", port)).startswith("TLS: ")
-    attempts.tls.cache_clear()
+        tls.cache_clear()
+        assert await attempt(trusting, "127.0.0.1", port) == WELL
+        assert await attempt(replace(trusting, host="api.example"), "127.0.0.1", port) == WELL
+        assert (await attempt(replace(trusting, host="other.example"), "127.0.0.1", port)).reason.startswith("TLS: ")
+    tls.cache_clear()
 
 
 def health(status: int | None = 1, grpc_status: str = "0"):
@@ -202,7 +234,7 @@ def health(status: int | None = 1, grpc_status: str = "0"):
 )
 async def test_grpc(address, server, service, reason):
     async with serving(server, address) as port:
-        found = await attempt(replace(GRPC, service=service), address, port)
+        found = (await attempt(replace(GRPC, service=service), address, port)).reason
     assert found if reason is None else found == reason
 
 
@@ -217,13 +249,14 @@ class Scripted:
     """Attempts that end as the test says; `made` counts them."""
 
     def __init__(self) -> None:
-        self.reason, self.made = "", 0
+        self.finding, self.made = WELL, 0
 
     async def __call__(self, probe, address, port):
         self.made += 1
-        return self.reason
+        return self.finding
 
 
+AWAY = Finding("away", "silent")
 FAST = Target(address="192.0.2.1", port=80, probe=replace(TCP, interval_ms=5))
 
 
@@ -239,9 +272,9 @@ async def test_rise_and_fall_are_counted_in_a_row_and_told_once():
 
     await made(6)
     assert told == [True]
-    script.reason = "away"
+    script.finding = AWAY
     await made(6)
-    assert (told, prober.verdict(FAST).reason) == ([True, False], "away")
+    assert (told, prober.verdict(FAST).last) == ([True, False], AWAY)
     prober.close()
 
 
@@ -255,21 +288,21 @@ def test_what_decides(rise, fall):
     told = []
     target = replace(FAST, probe=replace(TCP, rise=rise, fall=fall))
     prober = Prober(lambda target: told.append(prober.verdict(target).is_up))
-    prober._verdicts[target] = attempts_verdict = prober.verdict(target)
+    prober._verdicts[target] = verdict = prober.verdict(target)
     for _ in range(rise - 1):
-        prober._judge(target, "")
+        prober._judge(target, WELL)
     assert told == []
-    prober._judge(target, "")
+    prober._judge(target, WELL)
     assert told == [True]
     for _ in range(fall - 1):
-        prober._judge(target, "away")
-    prober._judge(target, "")
+        prober._judge(target, AWAY)
+    prober._judge(target, WELL)
     for _ in range(fall - 1):
-        prober._judge(target, "away")
+        prober._judge(target, AWAY)
     assert told == [True], "a good answer in between starts the count again"
-    prober._judge(target, "away")
+    prober._judge(target, AWAY)
     assert told == [True, False]
-    assert attempts_verdict.reason == "away"
+    assert verdict.last == AWAY
 
 
 async def test_one_check_for_many_services():
@@ -289,10 +322,24 @@ async def test_one_check_for_many_services():
 
 async def test_an_assumed_backend_is_up_until_it_falls():
     script, told = Scripted(), []
-    script.reason = "away"
+    script.finding = AWAY
     prober = Prober(lambda target: told.append(prober.verdict(target).is_up), attempt=script)
     prober.want("a", [FAST], assume_up=True)
     assert prober.verdict(FAST).is_up is True
     assert await until(lambda: _true(bool(told)), seconds=10)
     assert (told, script.made >= FAST.probe.fall) == ([False], True)
     prober.close()
+
+
+async def test_who_is_refused_is_asked_again_soon_and_who_is_silent_is_not():
+    """Three refusals of a check that is made each minute are no three minutes."""
+    slow = Target(address="192.0.2.1", port=80, probe=replace(TCP, interval_ms=60_000, fall=3))
+    for kind in ("refused", "silent"):
+        script, told = Scripted(), []
+        script.finding = Finding("away", kind)
+        prober = Prober(told.append, attempt=script)
+        prober.want("a", [slow], assume_up=True)
+        assert await until(lambda script=script: _true(script.made > 0), seconds=10)
+        assert await until(lambda told=told: _true(bool(told)), seconds=2) is (kind == "refused")
+        assert script.made == (3 if kind == "refused" else 1)
+        prober.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hostagent.drivers.network.balancer_circuit import CLOSED, HALF_OPEN, OPEN, Circuit, Counts
-from hostagent.drivers.network.balancer_health import HALF_OPEN_SHARE, ServiceHealth
+from hostagent.drivers.network.balancer_health import HALF_OPEN_SHARE, HELD, ServiceHealth
 from hostagent.protocol.network import BackendWanted, CircuitWanted, ListenerWanted, LoadBalancerWanted, ProbeWanted
 from hostagent.protocol.wanted import Generation
 
@@ -90,9 +90,16 @@ def test_a_backend_that_returns_starts_slowly():
     assert health.next_change(101.5, 0.0) == pytest.approx(0.5)
 
 
-def fall(health, names, now):
+def fall(health, names, now, *, refused=()):
     for name in names:
         health.facts[name].probed = {4: False, 6: False}
+        health.facts[name].refused = set(refused)
+    return shares(health, now)
+
+
+def rise(health, names, now):
+    for name in names:
+        health.facts[name].probed = {4: True, 6: True}
     return shares(health, now)
 
 
@@ -100,7 +107,7 @@ def test_more_than_half_at_once_are_kept_for_a_while():
     health = of(PROBED)
     assert fall(health, ["bk_0", "bk_1"], 10.0) == {"0": 0, "1": 0, "2": 1, "3": 1}, "half of them is no accident"
     assert fall(health, ["bk_2"], 10.5) == {"0": 1, "1": 1, "2": 1, "3": 1}
-    assert word(health, "bk_0", 10.5).startswith("held: most backends fell at once")
+    assert word(health, "bk_0", 10.5).startswith(f"held: {HELD}")
     assert health.brakes == 2, "for each address family"
     assert health.next_change(10.5, 0.0) == 60
     assert shares(health, 71.0) == {"0": 0, "1": 0, "2": 0, "3": 1}, "then it is believed"
@@ -113,9 +120,47 @@ def test_falls_that_are_not_at_once_are_believed():
     assert found == {"0": 0, "1": 0, "2": 0, "3": 1}
 
 
-def test_the_only_backend_is_not_kept():
+def test_the_last_one_is_kept_on_a_suspicion_and_not_against_a_proof():
     health = of(replace(PROBED, backends=FOUR[:1]))
-    assert fall(health, ["bk_0"], 10.0) == {"0": 0}
+    assert fall(health, ["bk_0"], 10.0) == {"0": 1}
+    assert shares(health, 71.0) == {"0": 0}, "then it is believed"
+    health = of(replace(PROBED, backends=FOUR[:1]))
+    assert fall(health, ["bk_0"], 10.0, refused=(4, 6)) == {"0": 0}, "its machine says so itself"
+
+
+def test_two_are_never_both_out_on_suspicions():
+    health = of(replace(PROBED, backends=FOUR[:2]))
+    assert fall(health, ["bk_0"], 10.0) == {"0": 0, "1": 1}
+    assert fall(health, ["bk_1"], 30.0) == {"0": 0, "1": 1}, "not at once, but the last one"
+    assert word(health, "bk_1", 30.0).startswith("held: ")
+    assert rise(health, ["bk_0"], 31.0) == {"0": 1, "1": 0}, "we see again, so who is away is away"
+    health = of(replace(PROBED, backends=FOUR[:2]))
+    assert fall(health, ["bk_0", "bk_1"], 10.0) == {"0": 1, "1": 1}
+    assert fall(health, ["bk_0"], 10.3, refused=(4, 6)) == {"0": 0, "1": 1}, "the one that is really away says so"
+    assert rise(health, ["bk_0"], 15.0) == {"0": 1, "1": 0}
+
+
+def test_refusals_are_believed_however_many():
+    health = of(PROBED)
+    assert fall(health, ["bk_0", "bk_1", "bk_2"], 10.0, refused=(4, 6)) == {"0": 0, "1": 0, "2": 0, "3": 1}
+    assert health.brakes == 0
+
+
+def test_a_hold_ends_when_half_are_well_again():
+    health = of(PROBED)
+    assert set(fall(health, ["bk_0", "bk_1", "bk_2"], 10.0).values()) == {1}
+    assert rise(health, ["bk_0"], 12.0) == {"0": 1, "1": 0, "2": 0, "3": 1}
+
+
+def test_a_machine_that_is_being_stopped_gets_nothing_new():
+    health = of(replace(PROBED, backends=FOUR[:2]))
+    health.facts["bk_0"].is_leaving = True
+    assert (shares(health, 10.0), word(health, "bk_0", 10.0)) == ({"0": 0, "1": 1}, "leaving")
+    assert fall(health, ["bk_0"], 11.0, refused=(4,)) == {"0": 0, "1": 1}
+    assert word(health, "bk_0", 11.0) == "leaving", "its flows are let end by its guest"
+    assert fall(health, ["bk_1"], 11.1) == {"0": 0, "1": 1}, "it was the last one but for who leaves"
+    health.facts["bk_0"].is_ended = True
+    assert word(health, "bk_0", 12.0) == "down: its machine ended"
 
 
 def test_ends_that_a_try_confirms_are_not_kept():

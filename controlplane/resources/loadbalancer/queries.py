@@ -20,7 +20,8 @@ from controlplane.models.nic import Nic
 from controlplane.models.vm import Vm
 from controlplane.resources.loadbalancer.document import listeners_of, machines_of, vips_of
 
-WORST = ("up", "draining", "ejected", "circuit_open", "down")
+WORST = ("up", "leaving", "draining", "ejected", "circuit_open", "down")
+_GETS_FLOWS = ("up", "starting", "held", "circuit half open")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,11 @@ class Seen:
 
 
 def word_of(said: str) -> str:
-    """One word for what an edge says; a backend that answers in one address family is up."""
-    if "IPv4: up" in said or "IPv6: up" in said:
+    """One word for what an edge says; a backend that gets flows in one address family is up."""
+    families = (said, *(part for family in ("IPv4: ", "IPv6: ") for part in said.split(family)[1:]))
+    if any(part.startswith(_GETS_FLOWS) for part in families):
         return "up"
-    return next((word for word in WORST if said.startswith(word)), "down")
+    return next((word for word in WORST if said.startswith(word.replace("_", " "))), "down")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

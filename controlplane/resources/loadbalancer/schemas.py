@@ -193,7 +193,10 @@ class SeenView(View):
     """What one edge host says of a backend."""
 
     host: str = Field(description="The edge host.", examples=["edge-1"])
-    state: str = Field(description="`up`, `down`, `draining`, `ejected`, `circuit_open`, or in its own words.", examples=["up"])
+    state: str = Field(
+        description="`up`, `down`, `leaving` (being stopped), `draining`, `ejected`, `circuit_open`, or in its own words.",
+        examples=["up"],
+    )
     since: datetime | None = Field(description="Since when it says so.", examples=["2026-11-30T12:00:00Z"])
 
 

@@ -10,17 +10,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hostagent.drivers.network.balancer_buckets import Table
-from hostagent.drivers.network.balancer_health import Facts, ServiceHealth
+from hostagent.drivers.network.balancer_health import ServiceHealth
+from hostagent.drivers.network.balancer_learning import Learning
 from hostagent.drivers.network.balancer_long import Offload
 from hostagent.drivers.network.balancer_memory import BalancerMemory
 from hostagent.drivers.network.balancer_rules import (
-    FAMILIES,
     Family,
     Guard,
     bucket_change,
@@ -31,19 +30,15 @@ from hostagent.drivers.network.balancer_rules import (
     service_part,
     shared_part,
 )
-from hostagent.drivers.network.balancer_service import Failovers, Opinions, Service, target_of, targets_of
+from hostagent.drivers.network.balancer_service import Failovers, Opinions, Service
 from hostagent.drivers.network.protocol import FlowDriver, RuleChange, RulePart
 from hostagent.drivers.network.ruleset import Ruleset
 from hostagent.drivers.network.table import MARK_BACKEND_MASK
-from hostagent.probes.attempt import attempt
-from hostagent.probes.prober import Prober, Target
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.network import LoadBalancerWanted, ProbeWanted
+from hostagent.protocol.network import LoadBalancerWanted
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
-CONFIRM_MS = 100
-DEFAULT_PROBE = ProbeWanted(kind="tcp", timeout_ms=CONFIRM_MS)
 SHARED = "balancer"
 OFFLOAD = f"{SHARED}/offload"
 
@@ -56,7 +51,7 @@ class Written(NamedTuple):
     is_new: bool
 
 
-class Balancers:
+class Balancers(Learning):
     """`flows`: where the flows that carry a mark are ended; `on_change` is told which service is seen differently now.
 
     `uplinks`: the links between which long flows go by the flowtable, () where the kernel cannot or no link is trusted; to be
@@ -64,10 +59,9 @@ class Balancers:
     """
 
     def __init__(self, rules: Ruleset, directory: Path, flows: FlowDriver) -> None:
-        self.services: dict[str, Service] = {}
+        super().__init__()
         self.uplinks: tuple[str, ...] = ()
         self.failovers = Failovers()
-        self.prober = Prober(self._probed)
         self.on_change: Callable[[str], None] = lambda _id: None
         self._rules = rules
         self._memory = BalancerMemory(directory)
@@ -77,12 +71,9 @@ class Balancers:
         self._dirty: set[str] = set()
         self._learnt: dict[str, tuple[str, float]] = {}
         self._gone_marks: list[int] = []
-        self._by_target: dict[Target, set[str]] = {}
-        self._by_nic: dict[str, set[tuple[str, str]]] = {}
         self._shared: set[str] = set()
         self._news = asyncio.Event()
         self._waiters: list[asyncio.Future[None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.Task[None] | None = None
 
     def restore(self, documents: Iterable[LoadBalancerWanted]) -> dict[str, RulePart]:
@@ -117,6 +108,14 @@ class Balancers:
             self._guards[service.guard] -= 1
         self._gone_marks.extend(self._memory.forget(service_id))
         await self._flush(service_id)
+
+    async def leave(self, nic_ids: Iterable[str]) -> None:
+        """A machine of this host with these nics is going to be stopped: it gets no new flows from now on."""
+        for service_id in self.leaving(nic_ids, is_leaving=True):
+            try:
+                await self._flush(service_id)
+            except AgentError as error:  # it is stopped all the same
+                logger.warning("a backend that is stopped keeps its buckets: %s", error)
 
     async def close(self) -> None:
         self.prober.close()
@@ -158,93 +157,6 @@ class Balancers:
         service.drained &= memory.away.keys()
         self._index(service)
         return service
-
-    def _index(self, service: Service) -> None:
-        service.targets = targets_of(service.wanted)
-        for target in service.targets:
-            self._by_target.setdefault(target, set()).add(service.wanted.id)
-        for backend in service.wanted.backends:
-            if backend.nic_id and backend.state != "removed":
-                self._by_nic.setdefault(backend.nic_id, set()).add((service.wanted.id, backend.id))
-
-    def _forget_indexes(self, service: Service) -> None:
-        for backend in service.wanted.backends:
-            self._by_nic.get(backend.nic_id, set()).discard((service.wanted.id, backend.id))
-        for target in service.targets:
-            self._by_target.get(target, set()).discard(service.wanted.id)
-            if not self._by_target.get(target):
-                self._by_target.pop(target, None)
-
-    def _probe(self, service: Service, *, assume_up: bool) -> None:
-        self.prober.want(service.wanted.id, service.targets, assume_up=assume_up)
-        for target, (name, family) in service.targets.items():  # somebody else may have asked long ago
-            verdict = self.prober.verdict(target)
-            if verdict.is_up is not None:
-                service.health.facts[name].probed[family] = verdict.is_up
-
-    # What is learnt.
-
-    def _probed(self, target: Target) -> None:
-        verdict = self.prober.verdict(target)
-        for service_id in self._by_target.get(target, ()):
-            name, family = self.services[service_id].targets[target]
-            facts = self.services[service_id].health.facts[name]
-            facts.probed[family], facts.probe_reason = verdict.is_up, verdict.reason
-            self._learn(service_id, "probe")
-
-    def machine(self, nic_ids: Iterable[str], *, is_running: bool) -> None:
-        """A machine of this host with these nics runs, or its process has ended."""
-        self._set(nic_ids, "is_ended", not is_running, "process")
-
-    def notice(self, nic_ids: Iterable[str], *, has_ended: bool) -> None:
-        """Another host says so of its machines."""
-        self._set(nic_ids, "is_noticed", has_ended, "notice")
-
-    def heard(self, nic_ids: Iterable[str]) -> None:
-        """Their host is there."""
-        self._set(nic_ids, "is_silent", False, "silence")
-
-    def silence(self, nic_ids: Iterable[str]) -> None:
-        """Nothing is heard of the machines' host; believed when a direct try fails too."""
-        at = time.monotonic()
-        for nic_id in nic_ids:
-            for service_id, name in self._by_nic.get(nic_id, ()):
-                self._background(self._confirm(service_id, name, "is_silent", at))
-
-    def circuit(self, service_id: str, name: str, share: float) -> None:
-        facts = self._facts(service_id, name)
-        if facts is not None and facts.circuit != share:
-            facts.circuit = share
-            self._learn(service_id, "circuit")
-
-    def _set(self, nic_ids: Iterable[str], fact: str, value: bool, kind: str) -> None:
-        for nic_id in nic_ids:
-            for service_id, name in self._by_nic.get(nic_id, ()):
-                facts = self.services[service_id].health.facts[name]
-                if getattr(facts, fact) == value:
-                    continue
-                setattr(facts, fact, value)
-                if not (facts.is_ended or facts.is_noticed):
-                    facts.is_refuted = False
-                self._learn(service_id, kind)
-
-    async def _confirm(self, service_id: str, name: str, fact: str, at: float) -> None:
-        """Try the backend directly, at every address; `fact` is true when none answers."""
-        service = self.services.get(service_id)
-        backend = next((b for b in service.wanted.backends if b.id == name), None) if service else None
-        if service is None or backend is None:
-            return
-        probe = replace(service.wanted.probe or DEFAULT_PROBE, timeout_ms=CONFIRM_MS)
-        targets = [target_of(service.wanted, backend, family, probe) for family in FAMILIES]
-        reasons = await asyncio.gather(*(attempt(probe, one.address, one.port) for one in targets if one))
-        facts = self._facts(service_id, name)
-        if facts is not None and all(reasons):
-            setattr(facts, fact, True)
-            self._learn(service_id, "silence" if fact == "is_silent" else "process", at)
-
-    def _facts(self, service_id: str, name: str) -> Facts | None:
-        service = self.services.get(service_id)
-        return service.health.facts.get(name) if service else None
 
     def _learn(self, service_id: str, kind: str, at: float | None = None) -> None:
         self._learnt.setdefault(service_id, (kind, time.monotonic() if at is None else at))
@@ -378,14 +290,3 @@ class Balancers:
         for (_, backend), mark in service.marks.items():
             if backend == name:
                 await self._forget(mark)
-
-    def _background(self, work: Awaitable[None]) -> None:
-        async def careful() -> None:
-            try:
-                await work
-            except (AgentError, OSError) as error:
-                logger.warning("a load balancer's flows: %s", error)
-
-        task = asyncio.create_task(careful())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

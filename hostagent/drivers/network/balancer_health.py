@@ -2,7 +2,8 @@
 
 The one rule: knowledge only takes away. A backend has its whole share until something speaks against it, and what speaks
 against it is said in words that a person reads. When more than half of a service's backends (and at least two) fall within
-moments, it is more likely that we see badly than that they are all gone: the brake keeps them for a while, and says so.
+moments, or the last one does, it is more likely that we see badly than that they are all gone: the brake keeps them for a
+while, and says so. It holds suspicions, never proofs, and is let go as soon as half of the backends are well again.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ BRAKE_HOLD_SECONDS = 60.0
 RAMP_STEPS = 10
 HALF_OPEN_SHARE = 0.05
 UP = "up"
+HELD = "most backends fell at once, or the last one"
 
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """Of one backend. `probed`: by address family, None = not decided. `probe_reason`: why not.
+    """Of one backend. `probed`: by address family, None = not decided. `probe_reason`: why not; `refused`: by whose probes its
+    machine itself says that nobody listens.
 
-    `is_ended`: its process is gone. `is_noticed`: its host says so. `is_silent`: nothing is heard of its host. `is_refuted`: a
-    direct try failed after that.
+    `is_leaving`: its machine is being stopped, and still there. `is_ended`: its process is gone. `is_noticed`: its host says
+    so. `is_silent`: nothing is heard of its host. `is_refuted`: a direct try failed after that.
 
     `circuit`: 1 closed, 0 open, between them half open. `away_since`: wall seconds when `draining` or `ejected` was first read.
     """
 
     probed: dict[Family, bool | None] = field(default_factory=dict)
     probe_reason: str = ""
+    refused: set[Family] = field(default_factory=set)
+    is_leaving: bool = False
     is_ended: bool = False
     is_noticed: bool = False
     is_silent: bool = False
@@ -40,10 +45,15 @@ class Facts:
     circuit: float = 1.0
     away_since: float = 0.0
 
+    def is_proven(self, family: Family) -> bool:
+        """Whether what speaks against it cannot be our own bad sight."""
+        is_gone = self.is_refuted and (self.is_ended or self.is_noticed)
+        return is_gone or (self.probed.get(family) is False and family in self.refused)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """`share` 0 to 1; `word`: `up`, `draining`, `ejected`, `down: …`, `held: …`, `circuit open`, `starting`."""
+    """`share` 0 to 1; `word`: `up`, `leaving`, `draining`, `ejected`, `down: …`, `held: …`, `circuit open`, `starting`."""
 
     share: float
     word: str
@@ -139,19 +149,25 @@ class ServiceHealth:
         course.was_usable = is_usable
 
     def _brake(self, family: Family, active: list[BackendWanted], bad: dict[str, str], now: float) -> None:
-        courses = {backend.id: self._courses[backend.id, family] for backend in active}
-        probe = self.wanted.probe
-        window = max(BRAKE_WINDOW_SECONDS, 2 * probe.interval_ms / 1000 if probe else 0.0)
+        courses = {backend.id: self._courses[backend.id, family] for backend in active if not self.facts[backend.id].is_leaving}
+        well = sum(1 for name in courses if name not in bad)
+        doubted = {name: one for name, one in courses.items() if name in bad and not self.facts[name].is_proven(family)}
+        held = [name for name, course in doubted.items() if course.held_until > now]
+        if held and len(held) <= well:  # we see again: who is still away is away
+            for name in held:
+                doubted.pop(name).held_until = 0.0
+            held = []
+        window = max(BRAKE_WINDOW_SECONDS, 2 * self.wanted.probe.interval_ms / 1000 if self.wanted.probe else 0.0)
         fallen = [
-            name
-            for name, course in courses.items()
-            if name in bad and course.fell_at is not None and now - course.fell_at <= window and not course.held_until
+            course
+            for course in doubted.values()
+            if course.fell_at is not None and now - course.fell_at <= window and not course.held_until
         ]
-        before = sum(1 for name in courses if name not in bad) + len(fallen)
-        if len(fallen) >= BRAKE_AT_LEAST and len(fallen) > before * BRAKE_SHARE:
+        is_mass = len(fallen) >= BRAKE_AT_LEAST and len(fallen) > (well + len(fallen)) * BRAKE_SHARE
+        if fallen and (is_mass or not (well or held)):
             self.brakes += 1
-            for name in fallen:
-                courses[name].held_until = now + BRAKE_HOLD_SECONDS
+            for course in fallen:
+                course.held_until = now + BRAKE_HOLD_SECONDS
 
     def _opinion(self, backend: BackendWanted, family: Family, reason: str, clock: tuple[float, float]) -> Opinion:
         now, wall = clock
@@ -160,10 +176,11 @@ class ServiceHealth:
             return Opinion(share=0.0, word="draining")
         if not self._is_active(backend, wall):
             return Opinion(share=0.0, word="ejected")
+        if facts.is_leaving and not (facts.is_ended or facts.is_noticed):
+            return Opinion(share=0.0, word="leaving")
         if reason:
-            is_certain = facts.is_refuted and (facts.is_ended or facts.is_noticed)
-            if course.held_until > now and not is_certain:
-                return Opinion(share=1.0, word=f"held: most backends fell at once ({reason})")
+            if course.held_until > now and not facts.is_proven(family):
+                return Opinion(share=1.0, word=f"held: {HELD} ({reason})")
             return Opinion(share=0.0, word=reason if reason == "circuit open" else f"down: {reason}")
         if facts.circuit < 1.0:
             return Opinion(share=HALF_OPEN_SHARE, word="circuit half open")

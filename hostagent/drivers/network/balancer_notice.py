@@ -3,6 +3,7 @@
 The one rule: a datagram says the whole truth of its sender (which of its machines are down), so a lost one is made good by the
 next. It is signed with the key of the two hosts and carries both sessions and a counter: a session is an agent's life, so what
 was recorded in another life, or before, is not listened to. A datagram for an unknown session only introduces its sender.
+Machines that are being stopped stand in the same list with LEAVING before their name: who does not know of that passes them by.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ MAGIC = b"bpn1"
 MAC_BYTES = 32
 MAX_BYTES = 60_000
 BYE = 1
+LEAVING = b"~"
 _HEAD = struct.Struct(">4s16s16sQBBH")
 NOBODY = bytes(16)
 
@@ -29,23 +31,22 @@ def new_session() -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """`to_session` NOBODY: the sender does not know us yet. `down`: nic ids. `is_bye`: it will be silent from now on."""
+    """`to_session` NOBODY: the sender does not know us yet. `down`, `leaving`: nic ids. `is_bye`: it will be silent now."""
 
     sender: str
     session: bytes
     to_session: bytes
     counter: int
     down: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
     is_bye: bool = False
 
 
 def encode(notice: Notice, receiver: str, key: bytes) -> bytes:
     sender = notice.sender.encode()
-    head = _HEAD.pack(
-        MAGIC, notice.session, notice.to_session, notice.counter, BYE * notice.is_bye, len(sender), len(notice.down)
-    )
-    names = b"".join(bytes((len(name),)) + name for name in sorted(name.encode() for name in notice.down))
-    body = head + sender + names
+    names = sorted([*(name.encode() for name in notice.down), *(LEAVING + name.encode() for name in notice.leaving)])
+    head = _HEAD.pack(MAGIC, notice.session, notice.to_session, notice.counter, BYE * notice.is_bye, len(sender), len(names))
+    body = head + sender + b"".join(bytes((len(name),)) + name for name in names)
     return body + _sign(body, receiver, key)
 
 
@@ -63,16 +64,22 @@ def decode(datagram: bytes, receiver: str, key: bytes) -> Notice:
     if not hmac.compare_digest(signature, _sign(body, receiver, key)):
         raise ValueError("a wrong signature")
     _, session, to_session, counter, flags, length, count = _HEAD.unpack_from(body)
-    at, down = _HEAD.size + length, set()
+    at, names = _HEAD.size + length, set[bytes]()
     for _ in range(count):
         end = at + 1 + body[at]
-        down.add(body[at + 1 : end].decode())
+        names.add(body[at + 1 : end])
         at = end
     if at != len(body):
         raise ValueError("a wrong length")
-    sender = body[_HEAD.size : _HEAD.size + length].decode()
-    is_bye = bool(flags & BYE)
-    return Notice(sender=sender, session=session, to_session=to_session, counter=counter, down=frozenset(down), is_bye=is_bye)
+    return Notice(
+        sender=body[_HEAD.size : _HEAD.size + length].decode(),
+        session=session,
+        to_session=to_session,
+        counter=counter,
+        down=frozenset(name.decode() for name in names if not name.startswith(LEAVING)),
+        leaving=frozenset(name.removeprefix(LEAVING).decode() for name in names if name.startswith(LEAVING)),
+        is_bye=bool(flags & BYE),
+    )
 
 
 def _sign(body: bytes, receiver: str, key: bytes) -> bytes:
@@ -87,6 +94,7 @@ class Listening:
     counter: int = 0
     heard_at: float | None = None
     down: frozenset[str] = field(default_factory=frozenset)
+    leaving: frozenset[str] = field(default_factory=frozenset)
 
     def believes(self, notice: Notice, mine: bytes) -> bool:
         """Whether it is news from the sender's present life to ours; remembers that it came."""

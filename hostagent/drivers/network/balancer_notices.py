@@ -34,6 +34,7 @@ class Notices(asyncio.DatagramProtocol):
         self._session = new_session()
         self._counter = 0
         self._ended: set[str] = set()
+        self._leaving: set[str] = set()
         self._peers: dict[str, NoticePeerWanted] = {}
         self._listening: dict[str, Listening] = {}
         self._tried: dict[str, float] = {}
@@ -60,6 +61,7 @@ class Notices(asyncio.DatagramProtocol):
     def remove(self) -> None:
         for peer in self._peers.values():
             self._balancers.notice(peer.accepts, has_ended=False)
+            self._balancers.leaving(peer.accepts, is_leaving=False)
             self._balancers.heard(peer.accepts)
         self.wanted, self._peers, self._listening = None, {}, {}
         self._close_transport()
@@ -83,9 +85,18 @@ class Notices(asyncio.DatagramProtocol):
     def machine(self, nic_ids: Iterable[str], *, is_running: bool) -> None:
         """A machine of this host: told at once to those whom it concerns."""
         concerned = set(nic_ids)
-        before = frozenset(self._ended)
-        self._ended = self._ended - concerned if is_running else self._ended | concerned
-        if before != self._ended and self.is_ready and self._transport is not None:
+        ended = self._ended - concerned if is_running else self._ended | concerned
+        self._tell(concerned, ended, self._leaving - concerned)
+
+    def leave(self, nic_ids: Iterable[str]) -> None:
+        """A machine of this host is going to be stopped; `machine` says when that is over."""
+        concerned = set(nic_ids)
+        self._tell(concerned, self._ended, self._leaving | concerned)
+
+    def _tell(self, concerned: set[str], ended: set[str], leaving: set[str]) -> None:
+        is_news = (ended, leaving) != (self._ended, self._leaving)
+        self._ended, self._leaving = ended, leaving
+        if is_news and self.is_ready and self._transport is not None:
             for peer in self._peers.values():
                 if concerned.intersection(peer.sends):
                     self._send(peer)
@@ -117,6 +128,11 @@ class Notices(asyncio.DatagramProtocol):
         if back := listening.down - down:
             self._balancers.notice(back, has_ended=False)
         listening.down = frozenset(down)
+        leaving = notice.leaving.intersection(peer.accepts)
+        if leaving != listening.leaving:
+            self._balancers.leaving(leaving - listening.leaving, is_leaving=True)
+            self._balancers.leaving(listening.leaving - leaving, is_leaving=False)
+        listening.leaving = leaving
         if peer.host_id in self._tried:
             del self._tried[peer.host_id]
             self._balancers.heard(peer.accepts)
@@ -152,6 +168,7 @@ class Notices(asyncio.DatagramProtocol):
             to_session=self._listening[peer.host_id].session,
             counter=self._counter,
             down=frozenset(self._ended.intersection(peer.sends)),
+            leaving=frozenset(self._leaving.intersection(peer.sends)),
             is_bye=is_bye,
         )
         self._transport.sendto(encode(notice, peer.host_id, bytes.fromhex(peer.key)), (peer.address, peer.port))
