@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.models.host import Host
@@ -63,13 +63,21 @@ async def behind_on(session: AsyncSession, kind: str, object_ids: Sequence[str])
     return found
 
 
-async def holders_of(session: AsyncSession, kind: str, object_ids: Sequence[str]) -> dict[str, list[str]]:
+def holding(*, is_standby: bool = False) -> ColumnElement[bool]:
+    """Of documents of addresses: those of hosts that hold them, or of hosts that only stand by. All other kinds hold."""
+    standby_for = func.coalesce(HostDocument.document["standby_for"].astext, "")
+    return standby_for != "" if is_standby else standby_for == ""
+
+
+async def holders_of(
+    session: AsyncSession, kind: str, object_ids: Sequence[str], *, is_standby: bool = False
+) -> dict[str, list[str]]:
     """The names of the hosts that have carried out each object's document."""
     query = (
         select(HostDocument.object_id, Host.name)
         .join(Host, Host.id == HostDocument.host_id)
         .where(HostDocument.kind == kind, HostDocument.object_id.in_(object_ids), HostDocument.is_wanted)
-        .where(HostDocument.applied_generation > 0)
+        .where(HostDocument.applied_generation > 0, holding(is_standby=is_standby))
         .order_by(HostDocument.object_id, Host.name)
     )
     found: dict[str, list[str]] = {}

@@ -80,6 +80,8 @@ class Delivery:
             for row in await fetch(session, queries.HELD_BY_HOST, host_id):
                 await kernel.signal(session, row[0], row[1], "link", {"state": state})
             if state == "up":
+                for row in await fetch(session, queries.BALANCED_BY_EDGES, host_id):
+                    await kernel.signal(session, "loadbalancer", row[0], "link", {"state": state})
                 await kernel.signal(session, "host_routes", host_id, "link")
                 await kernel.signal(session, "host_documents", host_id, "link")
                 await kernel.signal(session, "host_tunnel", host_id, "link")

@@ -19,6 +19,7 @@ ANSWER_SECONDS = 3.0
 GRANTED_SECONDS = 6.0
 LEASED_SECONDS = 7.0
 SILENT_SECONDS = 6.0
+RETRY_SECONDS = 0.2
 
 
 class Holding:
@@ -50,6 +51,7 @@ class Holding:
                 if time.monotonic() - answered >= SILENT_SECONDS:
                     words = f"no answer for {time.monotonic() - answered:.0f} s"
                     raise HostUnreachable(self._host_id, words) from None
+                await asyncio.sleep(RETRY_SECONDS)  # an unreachable host may be answered for at once, from memory
                 continue
             await asyncio.sleep(self._every_seconds)
 

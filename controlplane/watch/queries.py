@@ -34,15 +34,20 @@ COPIES = "SELECT id FROM image_copy WHERE host_id = $1 AND image_id = $2"
 HELD_BY_HOST = """
 SELECT kind, object_id FROM host_document WHERE host_id = $1 AND kind IN ('address', 'loadbalancer') AND is_wanted
 """
+BALANCED_BY_EDGES = """
+SELECT id FROM loadbalancer WHERE EXISTS (SELECT FROM host WHERE id = $1 AND 'edge' = ANY (roles))
+"""
 HOLDS_ALONE = """
 SELECT EXISTS (
   SELECT FROM host_document
   WHERE host_id = $1 AND kind = 'address' AND is_wanted AND document ->> 'announce' = 'arp'
+    AND coalesce(document ->> 'standby_for', '') = ''
 )
 """
 HELD_ALONE = """
 SELECT object_id FROM host_document
-WHERE host_id = $1 AND kind = 'address' AND is_wanted AND document ->> 'announce' = 'arp' ORDER BY object_id
+WHERE host_id = $1 AND kind = 'address' AND is_wanted AND document ->> 'announce' = 'arp'
+    AND coalesce(document ->> 'standby_for', '') = '' ORDER BY object_id
 """
 RENEW_HOLDER = """
 INSERT INTO holder_lease (host_id, lease_until) SELECT id, now() + $2 * interval '1 s' FROM host WHERE id = $1

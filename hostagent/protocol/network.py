@@ -109,13 +109,17 @@ class TunnelWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressWanted:
-    """A reserved address held by this host: 1:1 NAT to `private_address` (a machine here), or, when that is empty, a VIP."""
+    """A reserved address held by this host: 1:1 NAT to `private_address` (a machine here), or, when that is empty, a VIP.
+
+    `standby_for`: it is held by that other host; this one takes it when that one is dead, and only then.
+    """
 
     id: str
     generation: Generation
     address: str
     private_address: str = ""
     announce: Literal["none", "arp", "bgp"] = "arp"
+    standby_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from hostagent.drivers.registry import Drivers, host_drivers
 from hostagent.lib import hostconfig, lock
@@ -21,7 +22,7 @@ from hostagent.serve import streams
 from hostagent.serve.keeper import INTERVAL_SECONDS, Keeper
 from hostagent.serve.metrics import Metrics
 from hostagent.serve.session import Session
-from hostagent.verbs import rules
+from hostagent.verbs import rules, standby
 from hostagent.verbs.context import Agent, open_agent
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         stack.push_async_callback(agent.balancer_counts.close)
         stack.callback(agent.notices.close)
         stack.callback(agent.drivers.addresses.rivals.close)
+        await standby.adopt(agent)
         await rules.start(agent)
         agent.balancers.start()
         if agent.drivers.rules.traits.name != "fake":
@@ -56,19 +58,23 @@ async def run(paths: Paths, *, version: str, interval_seconds: float = INTERVAL_
         await _listen(stack, paths.socket, lambda r, w: _accept(agent, metrics, r, w), mode=0o660)
         await _listen(stack, paths.metrics_socket, lambda r, w: metrics.answer(agent, r, w), mode=0o660)
         tell_systemd("READY=1")
-        keeping = asyncio.create_task(keeper.run(), name="keeper")
-        guarding = asyncio.create_task(rules.guard(agent), name="rules")
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({keeping, guarding, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (stopping, keeping, guarding):
-            task.cancel()
-        await asyncio.gather(keeping, guarding, stopping, return_exceptions=True)
+        tasks = await _first_of(stop.wait(), keeper.run(), rules.guard(agent), standby.stand_by(agent))
         await agent.jobs.close()
         keeper.close()
     if not stop.is_set():
-        for task in (keeping, guarding):
+        for task in tasks:
             if not task.cancelled():
                 task.result()
+
+
+async def _first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Do all until one ends; the others are cancelled."""
+    tasks = [asyncio.create_task(one, name=one.__qualname__) for one in work]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
 
 
 def tell_systemd(state: str) -> None:

@@ -46,12 +46,19 @@ class AddressKind:
         if self._is_yielded(agent, document):
             return Succeeded(observed={"state": "yielded", "interface": ""})
         agent.yielded.pop(document.id, None)
+        if agent.taken.get(document.id) != document.generation:
+            agent.taken.pop(document.id, None)
         job.step = "rules"
         part = address_part(document)
         before = agent.rules.parts.get(part_name(document.id))
         await agent.rules.put({WAYS: ways(agent), part_name(document.id): part})
         if before is not None and before != part:
             await _forget(agent, document.address)
+        if document.standby_for and document.id not in agent.taken:
+            if await agent.drivers.addresses.held_on(document.address):
+                await agent.drivers.addresses.remove(document.address)
+                await _forget(agent, document.address)
+            return Succeeded(observed={"state": "standby", "interface": ""})
         job.step = "announcing"
         interface = await agent.drivers.addresses.apply(document.address, is_announced=document.announce == "arp")
         await agent.drivers.speaker.apply(_spoken(agent))
@@ -59,6 +66,7 @@ class AddressKind:
 
     async def remove(self, agent: Agent, object_id: str, document: AddressWanted | None) -> None:
         agent.yielded.pop(object_id, None)
+        agent.taken.pop(object_id, None)
         await agent.drivers.speaker.apply(_spoken(agent, but=object_id))
         if document is not None:
             await agent.drivers.addresses.remove(document.address)
@@ -74,14 +82,16 @@ class AddressKind:
             await agent.drivers.addresses.guard(document.address)
         has_rules = agent.rules.parts.get(part_name(object_id)) == address_part(document)
         is_spoken = await agent.drivers.speaker.is_up(_spoken(agent))
-        state = "present" if interface and has_rules and is_spoken else "incomplete"
+        is_holding = not document.standby_for or document.id in agent.taken
+        state = "taken" if document.standby_for and is_holding else "present" if is_holding else "standby"
+        state = state if bool(interface) == is_holding and has_rules and is_spoken else "incomplete"
         state = "yielded" if self._is_yielded(agent, document) else state
         detail: Detail = {"address": document.address, "interface": interface, "is_vip": not document.private_address}
         return Observed(id=object_id, kind="address", generation=document.generation, state=state, detail=detail)
 
     def is_settled(self, document: AddressWanted, observed: Observed | None) -> bool:
         del document
-        return observed is not None and observed.state in {"present", "yielded"}
+        return observed is not None and observed.state in {"present", "yielded", "standby", "taken"}
 
     def _is_yielded(self, agent: Agent, document: AddressWanted) -> bool:
         """Until it is told anew, or given a grant."""
@@ -124,7 +134,10 @@ async def meet_rival(agent: Agent, address: str) -> None:
             continue
         logger.warning("another host says to have %s, and no grant is left for it here: let go", address)
         async with agent.admission.hold((KIND.name, document.id)):
-            agent.yielded[document.id] = document.generation
+            if document.standby_for:
+                agent.taken.pop(document.id, None)
+            else:
+                agent.yielded[document.id] = document.generation
             await agent.drivers.addresses.remove(address)
             await _forget(agent, address)
         agent.poke((KIND.name, document.id))

@@ -41,7 +41,7 @@ class Agent:
     """One host's agent. `settle_seconds`: how long an ensure waits for its work before it answers Running.
 
     `poke` asks the keeper to look at an object at once; `watch` to do so when a process ends. `yielded`: addresses left to
-    another host that says to have them, and the generation they were held by.
+    another host that says to have them, `taken`: those taken from a dead holder; each with the generation of its document.
     """
 
     paths: Paths
@@ -67,6 +67,7 @@ class Agent:
     keys_of: KeyedLocks = field(default_factory=KeyedLocks)
     grants: Grants = field(default_factory=Grants)
     yielded: dict[str, Generation] = field(default_factory=dict)
+    taken: dict[str, Generation] = field(default_factory=dict)
     settle_seconds: float = 1.0
     monotonic: Callable[[], float] = time.monotonic
     poke: Callable[[Key], None] = lambda _key: None

@@ -171,8 +171,11 @@ async def test_only_listed_machines_are_believed(pair):
 
 
 async def test_silence_is_told_and_ends(pair):
+    silent: list[str] = []
+    pair.edge.on_silence = silent.append
     await silenced(pair.host)
     await pair.until(lambda: pair.heard.told["silent nic_1"] == 1)
+    assert silent == ["host_a"]
     assert pair.edge.heard() == {"host_a": False}
     again = pair.make_host()
     await again.take(pair.host_document)

@@ -58,7 +58,9 @@ class Edges:
             return None if row is None else await show(session, row)
 
     def holding(self, kind: str, object_id: str) -> list[str]:
-        return [name for name, told in self.hosts.items() if told.of(kind, object_id) is not None]
+        """Without those that only stand by."""
+        found = {name: told.of(kind, object_id) for name, told in self.hosts.items()}
+        return [name for name, document in found.items() if document and not getattr(document, "standby_for", "")]
 
     async def until_held(self, kind: str, object_id: str, names: Sequence[str]) -> None:
         async def is_held() -> bool:
@@ -75,10 +77,18 @@ class Edges:
         await self.fleet.until(is_settled, f"{row_id} settled")
 
     async def lose(self, name: str) -> None:
+        self.fleet.links.cut(self.hosts[name].id)
+        await self._link(name, "lost")
+
+    async def found(self, name: str) -> None:
+        await self._link(name, "up")
+
+    async def _link(self, name: str, link: str) -> None:
+        """As the watch says it, with the signals that it sends."""
         host_id = self.hosts[name].id
-        self.fleet.links.cut(host_id)
         async with self.fleet.database.session() as session:
-            (await session.get_one(Host, host_id)).link = "lost"
+            (await session.get_one(Host, host_id)).link = link
+            await kernel.signal(session, "host_documents", host_id, "link")
             for row in await session.scalars(select(HostDocument).where(HostDocument.host_id == host_id)):
                 await kernel.signal(session, row.kind, row.object_id, "link")
 

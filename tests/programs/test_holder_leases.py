@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from controlplane.models.address import Address
 from controlplane.remote.link import HostUnreachable
+from controlplane.resources.address.queries import show
 from controlplane.watch import holding, queries
 from hostagent.protocol.frames import Answer, Request
 from hostagent.protocol.verbs import Grant
@@ -55,6 +57,53 @@ async def test_the_address_goes_to_another_edge_when_its_holder_is_lost_and_its_
         edges.hosts[holder].host.agent.grants.until.clear()
         await renewed(edges, holder)
         assert not grants.holds(address_id, edges.hosts[holder].host.agent.monotonic()), "it is not granted what it lost"
+
+
+async def test_another_edge_stands_by_and_takes_turns(edges: Edges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told once the holder has the address, hears the holder's heartbeats, and is granted nothing before its turn."""
+    monkeypatch.setattr(holding, "LEASED_SECONDS", 1.5)
+    fleet = edges.fleet
+    async with fleet.running():
+        await two_vms(edges)
+        address_id = await edges.reserve()
+        await edges.balancer(backends=[{"vm": "one"}], addresses=["front"])
+
+        async def stands_by() -> bool:
+            documents = {name: edges.hosts[name].of("address", address_id) for name in "ef"}
+            holders = edges.holding("address", address_id)
+            return len(holders) == 1 and all(
+                document and document.standby_for == ("" if name in holders else edges.hosts[holders[0]].id)
+                for name, document in documents.items()
+            )
+
+        await fleet.until(stands_by, "one edge holds, the other stands by")
+        (holder,) = edges.holding("address", address_id)
+        other = "f" if holder == "e" else "e"
+
+        await fleet.until(lambda: hear_each_other(edges), "both edges told of each other")
+        async with fleet.database.session() as session:
+            seen = await show(session, await session.get_one(Address, address_id))
+        assert (list(seen.held_by), list(seen.standby)) == ([holder], [other])
+        assert not await fleet.database.pool.fetchval(queries.HOLDS_ALONE, edges.hosts[other].id)
+        assert await fleet.database.pool.fetchval(queries.HOLDS_ALONE, edges.hosts[holder].id)
+
+        await edges.lose(holder)
+
+        async def is_other() -> bool:
+            document = edges.hosts[other].of("address", address_id)
+            return document is not None and document.standby_for == ""
+
+        await fleet.until(is_other, "the other one confirmed as holder")
+        fleet.links.mend(edges.hosts[holder].id)
+        await edges.found(holder)
+        await fleet.until(stands_by, "the first stands by now")
+        assert edges.holding("address", address_id) == [other], "it stays where it is"
+
+
+async def hear_each_other(edges: Edges) -> bool:
+    told = {name: edges.hosts[name].of("notices", "notices") for name in "ef"}
+    peers = {name: {peer.host_id for peer in document.peers} for name, document in told.items() if document}
+    return len(peers) == 2 and edges.hosts["e"].id in peers["f"] and edges.hosts["f"].id in peers["e"]
 
 
 async def renewed(edges: Edges, name: str) -> None:

@@ -15,7 +15,7 @@ noun = Noun(
     "address",
     "addresses",
     columns={"NAME": "name", "ADDRESS": "address", "TARGET": "target", "HELD BY": "held_by", "AGE": "created_at"},
-    wide={"ID": "id", "POOL": "pool_id", "LABELS": "labels"},
+    wide={"ID": "id", "STANDBY": "standby", "POOL": "pool_id", "LABELS": "labels"},
     help="Reserved public addresses.",
 )
 app = noun.app

@@ -22,6 +22,7 @@ class ShownAddress:
     row: Address
     target: str | None
     held_by: Sequence[str]
+    standby: Sequence[str]
     behind: Sequence[Behind]
 
     def __getattr__(self, name: str) -> Any:
@@ -45,11 +46,13 @@ async def shown(session: AsyncSession, addresses: Iterable[Address]) -> list[Sho
         names |= {row[0]: row[1] for row in found}
     ids = [row.id for row in rows]
     behind, held = await behind_on(session, "address", ids), await holders_of(session, "address", ids)
+    standby = await holders_of(session, "address", ids, is_standby=True)
     return [
         ShownAddress(
             row=row,
             target=names.get(row.vm_id or row.loadbalancer_id or ""),
             held_by=held.get(row.id, ()),
+            standby=standby.get(row.id, ()),
             behind=behind.get(row.id, ()),
         )
         for row in rows

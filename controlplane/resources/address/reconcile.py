@@ -1,12 +1,13 @@
 """Has each reserved address held where it must be: by the host of its machine, or by edge hosts of its load balancer.
 
 The one rule: where only one host may announce an address, the next one is told after the last one has let go, or is lost and
-its lease is over.
+its lease is over. Another edge stands by meanwhile: it is told so when the holder has the address, never before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
 from sqlalchemy import func, select
@@ -15,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.documents import service as documents
 from controlplane.documents.edges import edges_of
+from controlplane.documents.queries import holding
+from controlplane.kernel import service as kernel
 from controlplane.kernel.outcome import Outcome, step, wait
 from controlplane.kernel.reconcile import Reconciler
 from controlplane.kernel.world import World
@@ -28,6 +31,7 @@ from controlplane.remote.link import HostLinks
 from hostagent.protocol.network import AddressWanted
 
 KIND = "address"
+NOTICES = "notices"
 LEASE_LOOK_SECONDS = 0.5
 
 
@@ -64,8 +68,10 @@ async def plan(session: AsyncSession, address_id: str) -> tuple[Address | None, 
         await documents.withdraw(session, KIND, address_id, is_final=True)
         return None, False
     pool = await session.get_one(Pool, address.pool_id)
-    hosts, private_address = await _holders(session, address, pool)
-    await documents.withdraw(session, KIND, address.id, keep=hosts)
+    edges = await _edges(session, address)
+    hosts, private_address = await _holders(session, address, pool, edges)
+    standby = await _standby(session, address.id, hosts, edges) if pool.announce == "arp" else ()
+    is_other = await documents.withdraw(session, KIND, address.id, keep=[*hosts, *standby])
     if hosts and pool.announce != "bgp" and await _is_still_held(session, address.id, hosts):
         return address, True
     wanted = AddressWanted(
@@ -79,10 +85,31 @@ async def plan(session: AsyncSession, address_id: str) -> tuple[Address | None, 
         await documents.plan(session, host_id, KIND, wanted)
         if pool.announce == "arp":  # there before the first renewal, so that who takes the address away can lock it
             await session.execute(insert(HolderLease).values(host_id=host_id).on_conflict_do_nothing())
+    for host_id in standby:
+        is_other |= await documents.plan(session, host_id, KIND, replace(wanted, standby_for=hosts[0]))
+    if is_other:
+        await kernel.start(session, NOTICES, "all")
     return address, False
 
 
-async def _holders(session: AsyncSession, address: Address, pool: Pool) -> tuple[Sequence[str], str]:
+async def _edges(session: AsyncSession, address: Address) -> Sequence[str]:
+    """The edge hosts of the load balancer that it leads to, best first."""
+    if address.loadbalancer_id is None:
+        return ()
+    return await edges_of(session, await session.get_one(Loadbalancer, address.loadbalancer_id))
+
+
+async def _standby(session: AsyncSession, address_id: str, hosts: Sequence[str], edges: Sequence[str]) -> Sequence[str]:
+    """The next best edge, once the holder has the address."""
+    if not edges or not hosts:
+        return ()
+    here = HostDocument.kind == KIND, HostDocument.object_id == address_id, HostDocument.host_id == hosts[0]
+    query = select(HostDocument.host_id).where(*here, HostDocument.is_wanted, holding())
+    holds = await session.scalar(query.where(HostDocument.applied_generation == HostDocument.generation))
+    return [edge for edge in edges if edge != hosts[0]][:1] if holds is not None else ()
+
+
+async def _holders(session: AsyncSession, address: Address, pool: Pool, edges: Sequence[str]) -> tuple[Sequence[str], str]:
     """The hosts that shall hold it, and the machine's own address there ("" for a load balancer)."""
     if address.vm_id is not None:
         query = select(Nic).where(Nic.owner_id == address.vm_id).order_by(Nic.position).limit(1)
@@ -90,10 +117,6 @@ async def _holders(session: AsyncSession, address: Address, pool: Pool) -> tuple
         if nic is None or nic.host_id is None:
             return (), ""
         return (nic.host_id,), str(nic.ipv4 if address.address.version == 4 else nic.ipv6)
-    if address.loadbalancer_id is None:
-        return (), ""
-    loadbalancer = await session.get_one(Loadbalancer, address.loadbalancer_id)
-    edges = await edges_of(session, loadbalancer)
     if pool.announce == "bgp":
         return edges, ""
     if address.holder_id not in edges:
@@ -107,7 +130,10 @@ async def _is_still_held(session: AsyncSession, address_id: str, but: Sequence[s
         select(HostDocument.host_id, Host.link)
         .join(Host, Host.id == HostDocument.host_id)
         .where(HostDocument.kind == KIND, HostDocument.object_id == address_id, HostDocument.host_id.not_in(list(but)))
-        .where(HostDocument.is_wanted.is_(False), HostDocument.applied_generation.between(1, HostDocument.generation - 1))
+        .where(
+            HostDocument.is_wanted.is_(False),
+            HostDocument.applied_generation.between(1, HostDocument.generation - 1),
+        )
     )
     links = {row[0]: row[1] for row in await session.execute(held)}
     if any(link != "lost" for link in links.values()):

@@ -72,5 +72,8 @@ class AddressView(Resource):
     loadbalancer_id: str | None = Field(description="The load balancer it leads to.", examples=[None])
     target: str | None = Field(description="The name of what it leads to.", examples=["web-1"])
     held_by: list[str] = Field(description="The hosts that hold it now.", examples=[["edge-1"]])
+    standby: list[str] = Field(
+        description="The edge hosts that take it by themselves when its holder is dead.", examples=[["edge-2"]]
+    )
     observed_generation: int = Field(description="The generation that hosts have carried out.", examples=[1])
     conditions: list[Condition] = Field(description="What holds and what does not, with reasons.", examples=[[]])

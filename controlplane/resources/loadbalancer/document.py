@@ -44,17 +44,18 @@ async def plan(session: AsyncSession, row: Loadbalancer, now: datetime) -> list[
     await _open_ports(session, row, listeners, machines)
     wanted = document(row, await vips_of(session, row.id), listeners, machines)
     changed = [await documents.plan(session, host_id, KIND, for_edge(wanted, host_id)) for host_id in edges]
-    if await documents.withdraw(session, KIND, row.id, keep=edges) or any(changed):
+    is_other = await documents.withdraw(session, KIND, row.id, keep=edges) or any(changed)
+    if is_other:
         await kernel.start(session, NOTICES, "all")
     for address_id in await session.scalars(select(Address.id).where(Address.loadbalancer_id == row.id)):
-        await _look_when_moved(session, address_id, edges)
+        await _look_when_moved(session, address_id, edges, is_other=is_other)
     return edges
 
 
-async def _look_when_moved(session: AsyncSession, address_id: str, edges: Sequence[str]) -> None:
-    """Its holder must be one of the edges."""
+async def _look_when_moved(session: AsyncSession, address_id: str, edges: Sequence[str], *, is_other: bool) -> None:
+    """Its holder must be one of the edges, and another one stands by."""
     address = await session.get_one(Address, address_id)
-    if (address.holder_id not in edges) if edges else address.holder_id is not None:
+    if is_other or ((address.holder_id not in edges) if edges else address.holder_id is not None):
         await kernel.start(session, "address", address_id)
 
 

@@ -1,6 +1,7 @@
-"""Which hosts tell each other at once of ended machines: each edge, and each host with backends that it balances.
+"""Which hosts tell each other at once of ended machines: each edge, and each host with backends that it balances; and who
+says to whom that it is there: the holder of an address to the edge that stands by.
 
-The one rule: it follows from the load balancers' documents as they are planned, and a host hears only of what concerns it.
+The one rule: it follows from the documents as they are planned, and a host hears only of what concerns it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.documents import service as documents
+from controlplane.documents.queries import holding
 from controlplane.kernel.reconcile import Reconciler
 from controlplane.models.host import Host
 from controlplane.models.host_document import HostDocument
 from controlplane.remote.link import HostLinks
 from controlplane.resources.loadbalancer.document import KIND, NOTICES
 from hostagent.protocol.network import NoticePeerWanted, NoticesWanted
+
+ADDRESS = "address"
 
 
 @dataclass(slots=True)
@@ -42,6 +46,12 @@ class NoticesReconciler(Reconciler[str, HostLinks]):
 async def plan_notices(session: AsyncSession, port: int) -> None:
     query = select(HostDocument.host_id, HostDocument.document).where(HostDocument.kind == KIND, HostDocument.is_wanted)
     pairs = pairs_of([(row[0], row[1]) for row in await session.execute(query)])
+    here = HostDocument.kind == ADDRESS, HostDocument.is_wanted, holding(is_standby=True)
+    for one, other in await session.execute(
+        select(HostDocument.host_id, HostDocument.document["standby_for"].astext).where(*here)
+    ):
+        pairs.setdefault(one, {}).setdefault(other, Pair())
+        pairs.setdefault(other, {}).setdefault(one, Pair())
     hosts = {host.id: host for host in await session.scalars(select(Host).where(Host.id.in_(list(pairs))))}
     told = [host_id for host_id in sorted(pairs) if host_id in hosts and address_of(hosts[host_id])]
     for host_id in told:

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import ipaddress
 import json
 import logging
 import socket
 import struct
 
+from hostagent.drivers.network import asking
+from hostagent.drivers.network.asking import ARP_REQUEST, BROADCAST, mac_of
 from hostagent.drivers.network.netlink import opened
 from hostagent.drivers.network.reach import (
     AddressTraits,
 )
-from hostagent.drivers.network.rival import RivalWatch
+from hostagent.drivers.network.rival import ETHERTYPE_ARP, TARGET_LINK_ADDRESS, RivalWatch
 from hostagent.lib.program import run
 from hostagent.protocol.errors import AgentError
 
 logger = logging.getLogger(__name__)
 PAUSES_SECONDS = (0.05, 0.2, 0.75, 2.0, 5.0)
 LOOPBACK = "lo"
-SIOCGIFHWADDR = 0x8927
-ETHERTYPE_ARP = 0x0806
-ARP_REQUEST, ARP_REPLY = 1, 2
-BROADCAST = b"\xff" * 6
+ARP_REPLY = 2
 NEIGHBOUR_ADVERTISEMENT = 136
 OVERRIDE = 0x2000_0000
-TARGET_LINK_ADDRESS = 2
 ALL_NODES = "ff02::1"
 
 
@@ -71,7 +68,10 @@ class Announcer:
         """Hear of others that say to have it, from now on; nothing where it is not held. Twice is once."""
         name = await self.held_on(address)
         if name and name != LOOPBACK:
-            self.rivals.guard(name, _mac(name), address)
+            self.rivals.guard(name, mac_of(name), address)
+
+    async def is_answered(self, address: str) -> bool:
+        return await asking.is_answered(self._interface or await _interface_towards(address), address)
 
     async def defend(self, address: str) -> None:
         if name := await self.held_on(address):
@@ -92,18 +92,13 @@ class Announcer:
 def tell(interface: str, address: str) -> None:
     """Once, to everybody on the link. Raises AgentError `address.not_announced`."""
     try:
-        mac = _mac(interface)
+        mac = mac_of(interface)
         if ":" in address:
             _tell_ipv6(interface, address, mac)
         else:
             _tell_ipv4(interface, address, mac)
     except (OSError, ValueError) as error:
         raise AgentError("address.not_announced", f"{address} on {interface}: {error}") from error
-
-
-def _mac(interface: str) -> bytes:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        return fcntl.ioctl(asked, SIOCGIFHWADDR, struct.pack("256s", interface.encode()))[18:24]
 
 
 async def _repeat(interface: str, address: str) -> None:

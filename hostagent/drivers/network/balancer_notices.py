@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hostagent.drivers.network.balancer import Balancers
@@ -24,11 +24,15 @@ RETRY_SECONDS = 1.0
 
 
 class Notices(asyncio.DatagramProtocol):
-    """`is_ready`: this host's own machines were looked at once; before that it says nothing about them."""
+    """`is_ready`: this host's own machines were looked at once; before that it says nothing about them.
+
+    `on_silence` is called with a host that was heard and is not any more, once a second.
+    """
 
     def __init__(self, balancers: Balancers) -> None:
         self.wanted: NoticesWanted | None = None
         self.is_ready = False
+        self.on_silence: Callable[[str], None] = lambda _host_id: None
         self.refused = 0
         self._balancers = balancers
         self._session = new_session()
@@ -157,6 +161,7 @@ class Notices(asyncio.DatagramProtocol):
             if now - self._tried.get(name, -RETRY_SECONDS) >= RETRY_SECONDS:
                 self._tried[name] = now
                 self._balancers.silence(self._peers[name].accepts)
+                self.on_silence(name)
 
     def _send(self, peer: NoticePeerWanted, *, is_bye: bool = False) -> None:
         if self._transport is None or self.wanted is None or not (self.is_ready or not peer.sends):

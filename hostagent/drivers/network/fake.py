@@ -285,7 +285,7 @@ class FakeFlows:
 
 
 class FakeAddresses:
-    """`told`: every announcement, in order."""
+    """`told`: every announcement, in order. `elsewhere`: what other hosts on the link have."""
 
     traits = AddressTraits(name="fake")
 
@@ -293,6 +293,7 @@ class FakeAddresses:
         self.faults = faults or Faults()
         self.held: set[str] = set()
         self.told: list[str] = []
+        self.elsewhere: set[str] = set()
         self.rivals = RivalWatch()
 
     async def held_on(self, address: str) -> str:
@@ -307,6 +308,9 @@ class FakeAddresses:
 
     async def guard(self, address: str) -> None:
         del address  # rivals speak by `rivals.on_rival`
+
+    async def is_answered(self, address: str) -> bool:
+        return address in self.elsewhere
 
     async def defend(self, address: str) -> None:
         self.told.append(address)

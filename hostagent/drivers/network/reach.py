@@ -82,6 +82,10 @@ class AddressDriver(Protocol):
         """Hear of rivals from now on, also for what an earlier process held. Twice is once."""
         ...
 
+    async def is_answered(self, address: str) -> bool:
+        """Whether another host on the link has it: asked several times, within a third of a second."""
+        ...
+
     async def defend(self, address: str) -> None:
         """Tell the neighbours once more."""
         ...
