@@ -1,24 +1,20 @@
-"""Shared fixtures: one throw-away PostgreSQL for the whole session, a fresh database for each test that asks."""
+"""Shared fixtures: one throw-away PostgreSQL for the whole session, an empty database for each test that asks."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from controlplane.embedded.postgres import Postgres
+from tests.databases import Databases
 
-pytest_plugins = ["tests.capabilities", "tests.timing"]
-TEMPLATE = "bedplate_template"
+pytest_plugins = ["tests.capabilities", "tests.scheduling", "tests.timing"]
 settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of a test
 settings.load_profile("suite")
 
@@ -43,7 +39,6 @@ def postgres() -> Iterator[Postgres]:
 
     process = server.start()
     try:
-        asyncio.run(_make_template(server))
         yield server
     finally:
         server.stop()
@@ -52,40 +47,22 @@ def postgres() -> Iterator[Postgres]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _make_template(server: Postgres) -> None:
-    from controlplane.models.all import metadata
-
-    admin = await asyncpg.connect(server.url("postgres"))
-    await admin.execute(f"CREATE DATABASE {TEMPLATE}")
-    await admin.close()
-    engine = create_async_engine(server.url(TEMPLATE).replace("postgresql://", "postgresql+asyncpg://"))
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
-    await engine.dispose()
+@pytest.fixture(scope="session")
+def databases(postgres: Postgres) -> Databases:
+    made = Databases(postgres)
+    asyncio.run(made.prepare())
+    return made
 
 
 @pytest.fixture
-async def database_url(postgres: Postgres) -> AsyncIterator[str]:
-    """URL (`postgresql://…`) of a fresh database with the whole schema."""
-    name = f"test_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(postgres.url("postgres"))
-    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-    try:
-        yield postgres.url(name)
-    finally:
-        with contextlib.suppress(asyncpg.PostgresError):
-            await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
+async def database_url(databases: Databases) -> AsyncIterator[str]:
+    """URL (`postgresql://…`) of a database with the whole schema and nothing in it."""
+    async with databases.whole() as url:
+        yield url
 
 
 @pytest.fixture
-async def empty_database_url(postgres: Postgres) -> AsyncIterator[str]:
+async def empty_database_url(databases: Databases) -> AsyncIterator[str]:
     """URL of a fresh database without any table."""
-    name = f"test_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(postgres.url("postgres"))
-    await admin.execute(f"CREATE DATABASE {name}")
-    try:
-        yield postgres.url(name)
-    finally:
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
+    async with databases.empty() as url:
+        yield url

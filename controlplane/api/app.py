@@ -74,8 +74,7 @@ def create_app(
     app.state.services = services
     app.state.registry = registry
     problems.install(app)
-    for router in routers():
-        app.include_router(router)
-    app.include_router(health.router)
+    for router in (*routers(), health.router):  # including it would build each of its routes again for this application
+        app.router.routes.extend(router.routes)
     app.openapi = lambda: document(app)
     return app

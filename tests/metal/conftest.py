@@ -1,5 +1,5 @@
-"""One emulated server for the whole session: it boots once, after all other tests, and every test leaves it as it was. Where
-the cache has no disk for it, that is built beside the other tests.
+"""One emulated server for the whole session: it boots once, late (`tests/scheduling.py`), and every test leaves it as it
+was. Where the cache has no disk for it, that is built beside the other tests.
 
 METAL_HOST_DIRECTORY names a server that stays between runs, for whoever writes such tests.
 """
@@ -30,13 +30,10 @@ sed -i 1q /root/.ssh/authorized_keys
 """
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_is_metal)
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Of several processes one builds."""
     is_needed = any(_is_metal(item) and not item.get_closest_marker("skip") for item in session.items)
+    is_needed = is_needed and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
     if is_needed and not session.config.option.collectonly and find() is None:
         argv = ["nice", "-n", "19", sys.executable, "-m", "provisioning.lab.metal", "build"]
         session.config.stash[BUILDER] = subprocess.Popen(
