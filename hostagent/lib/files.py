@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,22 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         sync_directory(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """A directory with all that is in it, for good. Absent is success; raises OSError where something stays."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+        sync_directory(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What any process wrote to this file is on stable storage."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

@@ -27,10 +27,12 @@ async def run(
     deadline_seconds: float = 30.0,
     pass_fds: tuple[int, ...] = (),
     check: bool = True,
+    uid: int | None = None,
 ) -> Finished:
     """Runs in a session of its own with a minimal environment; the whole session is killed at the deadline or on cancel.
 
-    `stdin` in pieces is made as the program reads it.
+    `stdin` in pieces is made as the program reads it. `uid`: whom it runs as, with no other group than that one.
+    Many parameters, because each is a right or a limit of the program. Long, because the call takes a line for each.
     Raises AgentError `program.missing` (not retryable), `program.timed_out`, and with `check` `program.failed`.
     """
     try:
@@ -42,6 +44,9 @@ async def run(
             pass_fds=pass_fds,
             start_new_session=True,
             env=minimal_environment(),
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else (),
         )
     except FileNotFoundError:
         raise AgentError("program.missing", f"{argv[0]} is not installed", retryable=False, program=argv[0]) from None

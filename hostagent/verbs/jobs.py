@@ -44,6 +44,7 @@ class Jobs:
         self._events = events
         self._running: dict[Key, Job] = {}
         self._finished: dict[Key, tuple[Action, Generation, Result]] = {}
+        self._aside: dict[Key, asyncio.Future[None]] = {}
         self._slots = asyncio.Semaphore(MAX_JOBS)
         self.on_finish: Callable[[Job, Result], None] | None = None
 
@@ -76,6 +77,21 @@ class Jobs:
         del self._finished[key]
         return found[2]
 
+    async def aside(self, key: Key, work: Callable[[], Awaitable[None]], *, seconds: float, done: Callable[[], None]) -> bool:
+        """Work that may take hours and must not hold a place among the jobs; asked for again it goes on. True: it has ended
+        within `seconds`; its error is raised once. `done` is told when nobody waited any more.
+        """
+        task = self._aside.get(key)
+        if task is None:
+            task = self._aside[key] = asyncio.ensure_future(work())
+            task.add_done_callback(lambda _task: done())
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            return False
+        del self._aside[key]
+        task.result()
+        return True
+
     async def cancel(self, key: Key) -> None:
         """Ends what runs on this object and waits until it has ended."""
         job = self._running.get(key)
@@ -88,6 +104,11 @@ class Jobs:
     async def close(self) -> None:
         for key in list(self._running):
             await self.cancel(key)
+        for task in self._aside.values():
+            task.cancel()
+        if self._aside:
+            await asyncio.wait(self._aside.values())
+        self._aside.clear()
 
     async def _run(self, job: Job, work: Work) -> Result:
         try:

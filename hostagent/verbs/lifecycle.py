@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.results import Outcome, Succeeded
+from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import Generation, Observed, Purge
 from hostagent.verbs.context import Agent
@@ -29,7 +29,9 @@ class Kind(Protocol):
         """Make it so; Running only for what waits for something outside (an upload)."""
         ...
 
-    async def remove(self, agent: Agent, object_id: str, document: Any | None) -> None: ...
+    async def remove(self, agent: Agent, object_id: str, document: Any | None) -> Running | None:
+        """Make it gone; Running while something of it still is not."""
+        ...
 
     async def observe(self, agent: Agent, object_id: str, document: Any | None) -> Observed | None: ...
 
@@ -122,7 +124,9 @@ def start_purge(agent: Agent, kind: Kind, object_id: str, generation: Generation
 
     async def work(job: Job) -> Result:
         job.step = "removing"
-        await kind.remove(agent, object_id, agent.documents.get(kind.name, object_id))
+        unfinished = await kind.remove(agent, object_id, agent.documents.get(kind.name, object_id))
+        if unfinished is not None:
+            return unfinished
         agent.documents.drop(kind.name, object_id)
         return Succeeded(observed={"state": "absent"})
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
+import functools
 from pathlib import Path
 
 from hostagent.drivers.storage import layers
-from hostagent.drivers.storage.protocol import VolumeSnapshots
-from hostagent.lib import keyring
+from hostagent.drivers.storage.protocol import VolumePlan, VolumeSnapshots
+from hostagent.lib import files, keyring
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.results import Outcome, Succeeded
+from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import Observed, Purge, SnapshotWanted, VolumeWanted
 from hostagent.verbs import lifecycle, volume
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
+
+MERGE_SECONDS = 0.5  # of waiting before a purge is answered; the work goes on
 
 
 class SnapshotKind:
@@ -46,11 +48,19 @@ class SnapshotKind:
             }
         )
 
-    async def remove(self, agent: Agent, object_id: str, document: SnapshotWanted | None) -> None:
-        del document
-        directory = agent.paths.snapshot_directory(object_id)
-        agent.keyring.erase(directory)
-        shutil.rmtree(directory, ignore_errors=True)
+    async def remove(self, agent: Agent, object_id: str, document: SnapshotWanted | None) -> Running | None:
+        """Gone is it when its room is: what its volume stands on besides is merged first, which may take long."""
+        agent.keyring.erase(agent.paths.snapshot_directory(object_id))
+        key = (self.name, object_id)
+        drivers = [agent.drivers.storages.get(document.backend)] if document else list(agent.drivers.storages.values())
+        for driver in drivers:
+            if isinstance(driver, VolumeSnapshots):
+                drop = functools.partial(driver.drop_snapshot, object_id, Holders(agent))
+                done = functools.partial(agent.poke, key)
+                if not await agent.jobs.aside(key, drop, seconds=MERGE_SECONDS, done=done):
+                    return Running(step="merging")
+        files.remove_tree(agent.paths.snapshot_directory(object_id))
+        return None
 
     async def observe(self, agent: Agent, object_id: str, document: SnapshotWanted | None) -> Observed | None:
         taken = layers.read(agent.paths.snapshot_directory(object_id))
@@ -75,6 +85,22 @@ class SnapshotKind:
 
 
 KIND = SnapshotKind()
+
+
+class Holders:
+    """Volumes and snapshots of this host, for a driver that merges what they stand on."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def plan(self, volume_id: str) -> VolumePlan | None:
+        document: VolumeWanted | None = self._agent.documents.get("volume", volume_id)
+        if document is None or self._agent.documents.is_purged("volume", volume_id):
+            return None
+        return await volume.plan_of(self._agent, document)
+
+    async def keys(self, directory: Path) -> dict[str, bytes]:
+        return (await self._agent.keyring.open(directory)).keys
 
 
 async def ensure(agent: Agent, body: SnapshotWanted) -> Outcome:

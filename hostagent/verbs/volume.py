@@ -4,13 +4,12 @@ only while a machine's document names it.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Literal
 
 from hostagent.drivers.storage import layers
 from hostagent.drivers.storage.protocol import StorageDriver, VolumeObserved, VolumePlan
-from hostagent.lib import keyring
+from hostagent.lib import files, keyring
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject, Unlocked, VolumeUnlock
@@ -72,11 +71,14 @@ class VolumeKind:
         if user is not None:
             raise AgentError("volume.in_use", f"{object_id} is used by {user.id}", user=user.id)
         drivers = [driver_of(agent, document)] if document else list(agent.drivers.storages.values())
-        for driver in drivers:
-            await driver.remove(object_id)
-        agent.keyring.erase(agent.paths.volume_directory(object_id))
-        shutil.rmtree(agent.paths.volume_directory(object_id), ignore_errors=True)
-        shutil.rmtree(agent.paths.volume_run_directory(object_id), ignore_errors=True)
+        async with agent.keys_of.hold(object_id):
+            for driver in drivers:
+                await driver.withdraw(object_id)
+            agent.keyring.erase(agent.paths.volume_directory(object_id))
+            for driver in drivers:
+                await driver.remove(object_id)
+            files.remove_tree(agent.paths.volume_directory(object_id))
+            files.remove_tree(agent.paths.volume_run_directory(object_id))
 
     async def observe(self, agent: Agent, object_id: str, document: VolumeWanted | None) -> Observed | None:
         drivers = [driver_of(agent, document)] if document else list(agent.drivers.storages.values())
@@ -126,9 +128,11 @@ async def unlock(agent: Agent, body: VolumeUnlock) -> Unlocked:
     document: VolumeWanted | None = agent.documents.get("volume", check_id(body.id))
     if document is None:
         raise AgentError("volume.missing", f"volume {body.id} is not on this host", volume=body.id)
-    directory = agent.paths.volume_directory(body.id)
-    await agent.keyring.unlock(directory, ((key.id, key.sealed) for key in body.keys))
-    await agent.keyring.settle(directory, own_id=document.id, unlock=document.encryption.unlock, kek=document.encryption.kek)
+    directory, encryption = agent.paths.volume_directory(body.id), document.encryption
+    async with agent.keys_of.hold(body.id):
+        _refuse_purged(agent, body.id)
+        await agent.keyring.unlock(directory, ((key.id, key.sealed) for key in body.keys))
+        await agent.keyring.settle(directory, own_id=document.id, unlock=encryption.unlock, kek=encryption.kek)
     agent.poke(("volume", body.id))
     return Unlocked(missing=agent.keyring.locked(directory))
 
@@ -137,11 +141,18 @@ async def export(agent: Agent, document: VolumeWanted) -> VolumeObserved:
     """The volume's data, and its export where a machine uses it; also when called for that machine."""
     driver, directory = driver_of(agent, document), agent.paths.volume_directory(document.id)
     async with agent.keys_of.hold(document.id):
+        _refuse_purged(agent, document.id)
         if driver.traits.can_encrypt and await driver.observe(document.id) is None:
             await _make_keys(agent, document, directory)
         encryption = document.encryption
         await agent.keyring.settle(directory, own_id=document.id, unlock=encryption.unlock, kek=encryption.kek)
         return await driver.apply(await plan_of(agent, document))
+
+
+def _refuse_purged(agent: Agent, volume_id: str) -> None:
+    """With the volume's keys held: nothing of them comes back once they are erased."""
+    if agent.documents.is_purged("volume", volume_id):
+        raise AgentError("volume.missing", f"volume {volume_id} is being removed", volume=volume_id)
 
 
 async def _make_keys(agent: Agent, document: VolumeWanted, directory: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -12,10 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
 from controlplane.remote.fake import FakeLinks
+from hostagent.lib import wrap
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Running, Succeeded
 from hostagent.protocol.verbs import SealedKey, VolumeUnlock
-from hostagent.protocol.wanted import EncryptionWanted, Generation, KekWanted, SnapshotWanted, VolumeWanted
+from hostagent.protocol.wanted import EncryptionWanted, Generation, KekWanted, Purge, SnapshotWanted, VolumeWanted
 from hostagent.verbs import snapshot, volume
 from hostagent.verbs.context import Agent
 from tests.fakehost import FakeHost
@@ -151,6 +154,69 @@ async def test_with_a_volume_its_key_is_gone(host: FakeHost):
     await volume.KIND.remove(host.agent, VOLUME, wanted())
 
     assert not directory.exists()
+
+
+async def test_keys_stay_while_a_machine_holds_the_volume_and_go_before_its_data(host: FakeHost):
+    key = unwrapped(await made(host.agent, wanted("control_plane")))
+    directory = host.agent.paths.volume_directory(VOLUME)
+    host.storage.faults.fail("storage.withdraw", AgentError("volume.in_use", "a machine still uses it"))
+    with pytest.raises(AgentError, match=r"volume\.in_use"):
+        await volume.KIND.remove(host.agent, VOLUME, wanted())
+    assert (await host.agent.keyring.open(directory)).keys == {VOLUME: key}
+
+    host.storage.faults.fail("storage.remove", OSError("the disk is broken"))
+    with pytest.raises(OSError, match="broken"):
+        await volume.KIND.remove(host.agent, VOLUME, wanted())
+    assert directory.exists()
+    assert (await host.agent.keyring.open(directory)).keys == {}
+    assert not (directory / "keys").exists()
+
+
+async def test_a_key_that_is_handed_in_while_its_volume_goes_does_not_come_back(host: FakeHost, tmp_path: Path, monkeypatch):
+    key = unwrapped(await made(host.agent, wanted("control_plane")))
+    fresh = await after_a_restart(host, tmp_path)
+    public = load_pem_public_key((await fresh.agent.keyring.public_key()).encode())
+    assert isinstance(public, rsa.RSAPublicKey)
+    sealed = base64.b64encode(public.encrypt(key, oaep(f"unlock:{VOLUME}"))).decode()
+    body = VolumeUnlock(id=VOLUME, keys=(SealedKey(id=VOLUME, sealed=sealed),))
+    arrived, go_on, unwrap = asyncio.Event(), asyncio.Event(), wrap.unwrap
+
+    async def slowly(*arguments: Any, **named: Any) -> bytes:
+        arrived.set()
+        await go_on.wait()
+        return await unwrap(*arguments, **named)
+
+    monkeypatch.setattr(wrap, "unwrap", slowly)
+    unlocking = asyncio.create_task(volume.unlock(fresh.agent, body))
+    await arrived.wait()
+    going = asyncio.create_task(volume.purge(fresh.agent, Purge(id=VOLUME, generation=generation(2))))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(unlocking, going)
+
+    assert isinstance(going.result().result, Succeeded)
+    assert not fresh.agent.paths.volume_directory(VOLUME).exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and VOLUME in path.name and "keys" in path.parts]
+    with pytest.raises(AgentError, match=r"volume\.missing"):
+        await volume.unlock(fresh.agent, body)
+    await fresh.close()
+
+
+async def test_a_snapshot_is_gone_when_its_room_is(host: FakeHost):
+    await made(host.agent, wanted())
+    document = SnapshotWanted(id="snap_1", generation=generation(1), volume_id=VOLUME, backend="fake", kek=kek(1))
+    await snapshot.ensure(host.agent, document)
+    host.storage.faults.hold("storage.drop_snapshot")
+    purge = Purge(id="snap_1", generation=generation(1))
+    merging = [(await snapshot.purge(host.agent, purge)).result for _ in range(2)]
+    assert [getattr(result, "step", "") for result in merging] == ["merging", "merging"]
+    assert host.agent.documents.get("snapshot", "snap_1") is not None
+
+    host.storage.faults.release("storage.drop_snapshot")
+    results = [(await snapshot.purge(host.agent, purge)).result for _ in range(2)]
+    assert isinstance(results[-1], Succeeded)
+    assert host.agent.documents.get("snapshot", "snap_1") is None
+    assert not host.agent.paths.snapshot_directory("snap_1").exists()
 
 
 @pytest.mark.parametrize(

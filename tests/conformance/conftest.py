@@ -20,6 +20,8 @@ from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
 
 if TYPE_CHECKING:
+    from hostagent.drivers.storage.protocol import VolumePlan
+    from hostagent.drivers.storage.qsd import QsdStorage
     from tests.conformance.world import World
 
 DEADLINE_SECONDS = 20.0
@@ -101,3 +103,24 @@ async def world(paths: Paths, own_network: None) -> AsyncIterator[World]:
         await agent.jobs.close()
         await agent.rules.close()
         drivers.flows.close()
+
+
+@pytest.fixture
+async def qsd(daemon: Daemon, paths: Paths) -> AsyncIterator[QsdStorage]:
+    from hostagent.drivers.storage.qsd import QsdStorage
+
+    driver = QsdStorage(daemon.driver, paths)
+    yield driver
+    for volume_id in await driver.volume_ids():
+        await driver.stop(volume_id)
+
+
+@pytest.fixture
+def on_base(paths: Paths) -> VolumePlan:
+    """A volume on a base of 4 MiB of the letter b."""
+    from tests.conformance.disks import MIB, VOLUME, plan_of
+
+    base = paths.image_directory("img_1") / "root.raw"
+    base.parent.mkdir(parents=True)
+    base.write_bytes(b"b" * (4 * MIB))
+    return plan_of(paths, VOLUME, base=base)

@@ -7,108 +7,41 @@ import base64
 import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hostagent.drivers.storage import layers, luks
+from hostagent.drivers.storage import layers, luks, qsd_data
 from hostagent.drivers.storage.protocol import VolumePlan
-from hostagent.drivers.storage.qsd import QsdStorage
-from hostagent.lib.paths import Paths
 from hostagent.lib.qmp import connect
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.wanted import Generation, QosWanted, VolumeWanted
+from hostagent.protocol.wanted import QosWanted
+from tests.conformance.disks import (
+    CLONE,
+    KEY,
+    MIB,
+    OTHER_KEY,
+    SNAPSHOT,
+    UID,
+    VOLUME,
+    Disk,
+    kill_daemon,
+    plan_of,
+    with_volume,
+)
 
 pytestmark = pytest.mark.caps("qsd", "root")
-MIB = 1 << 20
-VOLUME, CLONE, SNAPSHOT = "vol_1", "vol_2", "snap_1"
-UID = 0x7800_0000
-KEY, OTHER_KEY = os.urandom(32), os.urandom(32)
 MARKER = b"MARKER-OF-A-TENANT-"
 
 
 @pytest.fixture
-async def qsd(daemon, paths: Paths) -> AsyncIterator[QsdStorage]:
-    driver = QsdStorage(daemon.driver, paths)
-    yield driver
-    for volume_id in await driver.volume_ids():
-        await driver.stop(volume_id)
-
-
-@pytest.fixture
-def plan(paths: Paths) -> VolumePlan:
-    """On a base of 4 MiB of the letter b."""
-    base = paths.image_directory("img_1") / "root.raw"
-    base.parent.mkdir(parents=True)
-    base.write_bytes(b"b" * (4 * MIB))
-    return plan_of(paths, VOLUME, base=base)
-
-
-def plan_of(paths: Paths, volume_id: str, *, base: Path | None = None, source: Path | None = None) -> VolumePlan:
-    return VolumePlan(
-        volume=VolumeWanted(id=volume_id, generation=Generation(epoch=1, number=1), size_bytes=8 * MIB),
-        directory=paths.volume_directory(volume_id),
-        run_directory=paths.volume_run_directory(volume_id),
-        log_path=paths.log / f"{volume_id}.log",
-        base=base,
-        uid=UID,
-        gid=UID,
-        source=source,
-        transport="file",
-        keys={VOLUME: KEY} | ({} if volume_id == VOLUME else {volume_id: OTHER_KEY}),
-    )
-
-
-def with_volume(plan: VolumePlan, **changed: object) -> VolumePlan:
-    return dataclasses.replace(plan, volume=dataclasses.replace(plan.volume, **changed))
-
-
-class Disk:
-    """A volume as its machine sees it: here by the daemon's FUSE export, which is a plain file."""
-
-    def __init__(self, plan: VolumePlan) -> None:
-        self.path = plan.run_directory / "disk.raw"
-
-    async def write(self, pattern: int, at: int, size: int = 64 << 10) -> None:
-        """On stable storage afterwards."""
-        await asyncio.to_thread(self.put, bytes([pattern]) * size, at)
-
-    async def holds(self, pattern: int, at: int, size: int = 4 << 10) -> bool:
-        return await asyncio.to_thread(self.get, at, size) == bytes([pattern]) * size
-
-    def put(self, data: bytes, at: int) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY)
-        try:
-            for offset in range(0, len(data), MIB):
-                os.pwrite(descriptor, data[offset : offset + MIB], at + offset)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def get(self, at: int, size: int) -> bytes:
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            return os.pread(descriptor, size, at)
-        finally:
-            os.close(descriptor)
-
-
-async def kill_daemon(qsd: QsdStorage, volume_id: str = VOLUME) -> None:
-    unit = await qsd.supervisor.observe(f"volume-{volume_id}")
-    assert unit is not None
-    assert unit.incarnation is not None
-    os.kill(unit.incarnation.pid, signal.SIGKILL)
-
-    async def has_ended() -> bool:
-        observed = await qsd.supervisor.observe(f"volume-{volume_id}")
-        return observed is None or observed.state == "exited"
-
-    assert await until(has_ended, seconds=10)
+def plan(on_base: VolumePlan) -> VolumePlan:
+    return on_base
 
 
 async def test_what_was_flushed_outlives_daemon_and_image(qsd, plan):
@@ -236,12 +169,15 @@ async def test_an_agent_that_died_between_order_and_switch_loses_nothing(qsd, pl
     await qsd.apply(plan)
     disk, directory = Disk(plan), paths.snapshot_directory(SNAPSHOT)
 
-    async def dies(*_arguments: object) -> None:
+    add_layer = qsd_data.add_layer
+
+    async def dies(*arguments: Any) -> None:
+        await add_layer(*arguments)
         raise ConnectionError("killed")
 
     await disk.write(0x11, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(QsdStorage, "_switch", dies)
+        patch.setattr(qsd_data, "add_layer", dies)
         with pytest.raises(ConnectionError):
             await qsd.snapshot(plan, SNAPSHOT, directory)
     await disk.write(0x22, 64 << 10)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.storage import layers
-from hostagent.drivers.storage.protocol import StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
+from hostagent.drivers.storage.protocol import Holders, StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
+from hostagent.lib import files
 from hostagent.protocol.errors import AgentError
 
 DISK = "disk.raw"
@@ -21,6 +22,7 @@ class FakeStorage:
         self.faults = faults or Faults()
         self.volumes: dict[str, VolumeObserved] = {}
         self._files: dict[str, Path] = {}
+        self._snapshots: dict[str, Path] = {}
 
     def render(self, plan: VolumePlan) -> VolumeRendered:
         create = ("truncate", "--size", str(plan.volume.size_bytes), str(plan.directory / DISK))
@@ -53,6 +55,9 @@ class FakeStorage:
         )
         return self.volumes[plan.volume.id]
 
+    async def withdraw(self, volume_id: str) -> None:
+        await self.faults.reach("storage.withdraw", volume_id)
+
     async def remove(self, volume_id: str) -> None:
         await self.faults.reach("storage.remove", volume_id)
         self.volumes.pop(volume_id, None)
@@ -66,6 +71,7 @@ class FakeStorage:
     async def snapshot(self, plan: VolumePlan, snapshot_id: str, directory: Path) -> None:
         await self.faults.reach("storage.snapshot", snapshot_id)
         directory.mkdir(parents=True, exist_ok=True)
+        self._snapshots[snapshot_id] = directory
         shutil.copyfile(plan.directory / DISK, directory / DISK)
         found = layers.read(plan.directory)
         assert found is not None
@@ -78,6 +84,13 @@ class FakeStorage:
                 taken_unix_ms=time.time_ns() // 1_000_000,
             ),
         )
+
+    async def drop_snapshot(self, snapshot_id: str, holders: Holders) -> None:
+        del holders
+        await self.faults.reach("storage.drop_snapshot", snapshot_id)
+        directory = self._snapshots.pop(snapshot_id, None)
+        if directory is not None:
+            files.remove_tree(directory)
 
 
 def _check(plan: VolumePlan, found: VolumeObserved | None) -> None:

@@ -1,7 +1,8 @@
 """What a volume's data is made of: files, one above the other, the last one written and all others never again.
 
-The one rule: `layers.json` is on disk before a daemon writes by it. A layer is shared by hard links: each volume and snapshot
-has names of its own for all it stands on, so none is ever pulled from under another, and the last one's end frees the space.
+The one rule: `layers.json` is on disk before a daemon writes by it, and names nothing that is gone. A layer is shared by hard
+links: each volume and snapshot has names of its own for all it stands on, so none is ever pulled from under another, and the
+last one's end frees the space.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Layer:
     key_id: str = ""
     snapshot_id: str = ""
 
+    @property
+    def number(self) -> int:
+        """Of its name, and never another layer's in the same directory."""
+        return 0 if self.file == FIRST else int(self.file.split(".")[1])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
@@ -45,6 +51,18 @@ class Layers:
     @property
     def top(self) -> Layer:
         return self.layers[-1]
+
+    @property
+    def next_file(self) -> str:
+        """A name that no layer has: those that were merged away leave gaps."""
+        return f"disk.{self.top.number + 1}.qcow2" if self.layers else FIRST
+
+    def closed_for(self, snapshot_id: str) -> int | None:
+        """Where in the order the layer is that was closed for this snapshot, with another one above it."""
+        for index, layer in enumerate(self.layers[:-1]):
+            if layer.snapshot_id == snapshot_id:
+                return index
+        return None
 
     @property
     def is_encrypted(self) -> bool:
@@ -81,6 +99,13 @@ def told(directory: Path, subject_id: str) -> list[dict[str, str | int]]:
         {"id": layer.snapshot_id or subject_id, "bytes": (directory / layer.file).stat().st_blocks * _BLOCK}
         for layer in (found.layers if found else ())
     ]
+
+
+def unnamed(directory: Path) -> tuple[Path, ...]:
+    """Layers' files that are none of its layers; while nobody changes it, they are what was merged away."""
+    found = read(directory)
+    names = set(found.names) if found else set()
+    return tuple(path for path in sorted(directory.glob("disk*.qcow2")) if path.name not in names) if found else ()
 
 
 def share(source: Path, target: Path, names: tuple[str, ...]) -> None:

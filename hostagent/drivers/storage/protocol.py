@@ -92,17 +92,40 @@ class StorageDriver(Protocol):
         """
         ...
 
+    async def withdraw(self, volume_id: str) -> None:
+        """Not served any more. Absent is success. Raises AgentError `volume.in_use` while a machine holds it."""
+        ...
+
     async def remove(self, volume_id: str) -> None:
-        """Export down and data deleted. Absent is success. Raises AgentError `volume.in_use` while a machine holds it."""
+        """As `withdraw`, and the data deleted. Whoever has keys to erase does so in between."""
         ...
 
     async def volume_ids(self) -> tuple[str, ...]: ...
 
 
+class Holders(Protocol):
+    """What else stands on a snapshot's data, for the driver to ask about."""
+
+    async def plan(self, volume_id: str) -> VolumePlan | None:
+        """None: no document wants this volume (any more)."""
+        ...
+
+    async def keys(self, directory: Path) -> dict[str, bytes]:
+        """The keys of the volume or snapshot in this directory, as far as they can be opened."""
+        ...
+
+
 @runtime_checkable
 class VolumeSnapshots(Protocol):
-    """Point-in-time copies (traits.can_snapshot). They are files: removing the directory removes one."""
+    """Point-in-time copies (traits.can_snapshot)."""
 
     async def snapshot(self, plan: VolumePlan, snapshot_id: str, directory: Path) -> None:
         """What the volume holds now, in `directory` (its `layers.json` written last). Doing it again is doing it once."""
+        ...
+
+    async def drop_snapshot(self, snapshot_id: str, holders: Holders) -> None:
+        """Its directory goes, and what its data took beside others' is free when this returns. May take as long as copying
+        the volume; may be cancelled or die at any point and is then called again. Absent is success. Raises AgentError
+        `snapshot.in_use` (another volume began as it; nothing was done), `volume.locked`, `volume.merge_failed`, `disk.full`.
+        """
         ...

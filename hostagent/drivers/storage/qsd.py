@@ -7,25 +7,28 @@ file holds one.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import os
-import shutil
 import time
 from pathlib import Path
 
 from hostagent.drivers.machine.protocol import DiskTransport
-from hostagent.drivers.storage import layers, luks, qsd_graph
-from hostagent.drivers.storage.layers import Layer, Layers
-from hostagent.drivers.storage.protocol import StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
+from hostagent.drivers.storage import layers, luks, qsd_chain, qsd_data, qsd_graph
+from hostagent.drivers.storage.layers import Layers
+from hostagent.drivers.storage.protocol import Holders, StorageTraits, VolumeObserved, VolumePlan, VolumeRendered
 from hostagent.drivers.storage.qsd_graph import export_path
+from hostagent.drivers.storage.qsd_merge import Merger
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitLimits, UnitObserved, UnitWanted
 from hostagent.lib import files, program
+from hostagent.lib.hostconfig import DEFAULT_UID_BASE
 from hostagent.lib.lock import KeyedLocks
 from hostagent.lib.paths import Paths
 from hostagent.lib.qmp import Qmp, QmpError, connect
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
+from hostagent.protocol.wanted import VolumeWanted
 
 DAEMON = "/usr/bin/qemu-storage-daemon"
 PREFIX = "volume-"
@@ -34,6 +37,7 @@ EXPORT_GONE_SECONDS = 10.0
 OPEN_SECONDS = 30.0
 LOG_TAIL_BYTES = 500
 GROWN = "grown"
+OPEN = "open"
 READY = "ready"
 LISTENING = 0x10000  # __SO_ACCEPTCON
 
@@ -41,17 +45,20 @@ LISTENING = 0x10000  # __SO_ACCEPTCON
 class QsdStorage:
     traits = StorageTraits(name="qsd", transports=frozenset({"vhost_user_blk", "file"}), can_snapshot=True, can_encrypt=True)
 
-    def __init__(self, supervisor: SupervisorDriver, paths: Paths) -> None:
+    def __init__(self, supervisor: SupervisorDriver, paths: Paths, *, merge_uid: int = DEFAULT_UID_BASE - 1) -> None:
+        """`merge_uid`: whom the program that merges closed layers runs as; nobody else's."""
         self.supervisor = supervisor
         self.paths = paths
-        self._changing = KeyedLocks()
+        self.changing = KeyedLocks()
+        self.sharing = asyncio.Lock()
+        self._merger = Merger(self, merge_uid)
 
     def render(self, plan: VolumePlan) -> VolumeRendered:
         return VolumeRendered(create=(), unit=_unit(plan))
 
     async def observe(self, volume_id: str) -> VolumeObserved | None:
         directory = self.paths.volume_directory(volume_id)
-        found = _found(directory)
+        found = qsd_data.found_in(directory)
         if found is None:
             return None
         unit = await self.supervisor.observe(PREFIX + volume_id)
@@ -61,7 +68,7 @@ class QsdStorage:
         return VolumeObserved(
             volume_id=volume_id,
             state="exported" if is_exported else "idle",
-            size_bytes=qcow2_size(directory / found.top.file),
+            size_bytes=qsd_data.qcow2_size(directory / found.top.file),
             transport=transport,
             path=export_path(run, transport),
             is_encrypted=found.is_encrypted,
@@ -71,20 +78,21 @@ class QsdStorage:
         )
 
     async def apply(self, plan: VolumePlan) -> VolumeObserved:
-        async with self._changing.hold(plan.volume.id):  # the volume's own job and its machine's may come at once
+        async with self.changing.hold(plan.volume.id):  # the volume's own job and its machine's may come at once
             return await self._apply(plan)
 
     async def _apply(self, plan: VolumePlan) -> VolumeObserved:
-        found = _found(plan.directory)
+        found = qsd_data.found_in(plan.directory)
         if found is None:
-            found = await _create(plan)
+            async with self.sharing:
+                found = await qsd_data.create(plan)
         elif layers.read(plan.directory) is None:  # made before there were layers
             found = dataclasses.replace(found, base_format=plan.base_format if plan.base is not None else "")
             layers.write(plan.directory, found)
         is_used = is_connected(export_path(plan.run_directory, plan.transport))
         if not is_used and (not plan.is_exported or self._is_outdated(plan)):
             await self.stop(plan.volume.id)
-        size_bytes = qcow2_size(plan.directory / found.top.file)
+        size_bytes = qsd_data.qcow2_size(plan.directory / found.top.file)
         if plan.volume.size_bytes < size_bytes:
             words = f"{plan.volume.id} has {size_bytes} bytes, {plan.volume.size_bytes} are less"
             raise AgentError("volume.shrink_refused", words, retryable=False)
@@ -98,15 +106,17 @@ class QsdStorage:
         assert observed is not None
         return observed
 
-    async def remove(self, volume_id: str) -> None:
-        async with self._changing.hold(volume_id):
-            run = self.paths.volume_run_directory(volume_id)
-            if is_connected(export_path(run, "vhost_user_blk")):
+    async def withdraw(self, volume_id: str) -> None:
+        async with self.changing.hold(volume_id):
+            if is_connected(export_path(self.paths.volume_run_directory(volume_id), "vhost_user_blk")):
                 raise AgentError("volume.in_use", f"a machine still uses {volume_id}")
             await self.stop(volume_id)
-            shutil.rmtree(run, ignore_errors=True)
-            shutil.rmtree(self.paths.volume_directory(volume_id) / "keys", ignore_errors=True)
-            shutil.rmtree(self.paths.volume_directory(volume_id), ignore_errors=True)
+
+    async def remove(self, volume_id: str) -> None:
+        await self.withdraw(volume_id)
+        async with self.changing.hold(volume_id):
+            files.remove_tree(self.paths.volume_run_directory(volume_id))
+            files.remove_tree(self.paths.volume_directory(volume_id))
 
     async def volume_ids(self) -> tuple[str, ...]:
         top = self.paths.state / "volume"
@@ -127,7 +137,8 @@ class QsdStorage:
                     await qmp.execute("quit")
             except QmpError:
                 pass  # the supervisor's stop signal follows; qcow2 is consistent at any point
-        (run / READY).unlink(missing_ok=True)
+        for mark in (READY, OPEN):
+            (run / mark).unlink(missing_ok=True)
         await self.supervisor.remove(PREFIX + volume_id)
         await _unmount(export_path(run, "file"))
 
@@ -135,44 +146,63 @@ class QsdStorage:
         """The written layer is closed for it, and a fresh one goes on top. The order on disk comes before the switch: a daemon
         that dies in between begins with the fresh layer, which then holds nothing yet.
         """
-        async with self._changing.hold(plan.volume.id):
+        async with self.changing.hold(plan.volume.id):
             found = layers.read(plan.directory)
             if found is None:
                 raise AgentError("volume.missing", f"volume {plan.volume.id} has no layers yet")
-            if snapshot_id not in {layer.snapshot_id for layer in found.layers}:
-                found = await _add_layer(plan, found, snapshot_id)
-            index = next(at for at, layer in enumerate(found.layers) if layer.snapshot_id == snapshot_id)
-            if _is_serving(await self.supervisor.observe(PREFIX + plan.volume.id), plan.run_directory):
-                await self._switch(plan, found, index + 1)
+            await self.align(plan, found)  # before the size of what is written is looked at
+            if found.closed_for(snapshot_id) is None:
+                found = await qsd_data.add_layer(plan, found, snapshot_id)
+                await self.align(plan, found)
+            index = found.closed_for(snapshot_id)
+            assert index is not None
             closed = plan.directory / found.layers[index].file
             files.give(closed, os.geteuid(), os.getegid(), 0o444)
             kept = dataclasses.replace(
                 found,
                 layers=found.layers[: index + 1],
-                size_bytes=qcow2_size(closed),
+                size_bytes=qsd_data.qcow2_size(closed),
                 volume_id=plan.volume.id,
                 taken_unix_ms=time.time_ns() // 1_000_000,
             )
-            layers.share(plan.directory, directory, kept.names)
-            directory.chmod(0o700)
-            layers.write(directory, kept)
+            async with self.sharing:
+                layers.share(plan.directory, directory, kept.names)
+                directory.chmod(0o700)
+                layers.write(directory, kept)
 
-    async def _switch(self, plan: VolumePlan, found: Layers, index: int) -> None:
-        """The daemon writes to this layer from now on, if it does not already."""
+    async def drop_snapshot(self, snapshot_id: str, holders: Holders) -> None:
+        await self._merger.drop(snapshot_id, holders)
+
+    async def align(self, plan: VolumePlan, found: Layers) -> None:
+        """A running daemon writes to the top layer: an agent may have died, or a snapshot been taken back, before it did."""
+        if not await self.is_open(plan.volume.id):
+            return
         try:
             async with connect(plan.run_directory / "qmp.sock") as qmp:
-                nodes = {node["node-name"] for node in await qmp.execute("query-named-block-nodes", {"flat": True})}
-                name = qsd_graph.node_of(index)
-                for command, arguments in qsd_graph.layer_words(plan.directory, found.layers[index], index, below=None):
-                    if arguments["node-name"] not in nodes:
-                        await qmp.execute(command, arguments)
-                try:
-                    await qmp.execute("blockdev-snapshot", {"node": qsd_graph.node_of(index - 1), "overlay": name})
-                except QmpError as error:
-                    if f"backing hd of '{name}'" not in str(error):  # else an agent that died here had done it
-                        raise
+                await qsd_chain.align(qmp, plan.directory, found)
         except QmpError as error:
             raise AgentError("volume.snapshot_failed", f"{plan.volume.id}: {error}") from error
+
+    async def is_open(self, volume_id: str) -> bool:
+        """Whether its daemon runs with its layers open, exported or not."""
+        unit, run = await self.supervisor.observe(PREFIX + volume_id), self.paths.volume_run_directory(volume_id)
+        return unit is not None and unit.state == "running" and ((run / OPEN).exists() or (run / READY).exists())
+
+    async def open(self, plan: VolumePlan, found: Layers) -> None:
+        """Its daemon runs with its layers open, serving nobody yet if it did not run before. The caller holds the lock."""
+        if not await self.is_open(plan.volume.id):
+            await self._export(plan, found, is_served=False)
+
+    def is_served_as_file(self, volume_id: str) -> bool:
+        """By FUSE, which keeps a right to resize that no merging allows beside itself."""
+        run = self.paths.volume_run_directory(volume_id)
+        return (run / READY).exists() and _has(run, export_path(run, "file").name)
+
+    async def rest(self, volume_id: str) -> None:
+        """End a daemon that serves nobody."""
+        async with self.changing.hold(volume_id):
+            if not (self.paths.volume_run_directory(volume_id) / READY).exists():
+                await self.stop(volume_id)
 
     def _is_outdated(self, plan: VolumePlan) -> bool:
         """Whether the export is another machine's, or shows a size from before a growth."""
@@ -199,19 +229,21 @@ class QsdStorage:
                     "value": qsd_graph.limits(plan.volume.qos),
                 }
                 await qmp.execute("qom-set", wanted)
+                await qsd_chain.align(qmp, plan.directory, found)
                 if size_bytes < plan.volume.size_bytes:
-                    await _resize(qmp, plan, found)
+                    await qsd_chain.halt(qmp)
+                    await _resize(qmp, plan.volume)
                     (plan.run_directory / GROWN).touch()
         except QmpError as error:
             raise AgentError("volume.export_failed", f"{plan.volume.id}: {error}") from error
 
-    async def _export(self, plan: VolumePlan, found: Layers) -> None:
+    async def _export(self, plan: VolumePlan, found: Layers, *, is_served: bool = True) -> None:
         needed = {layer.key_id for layer in found.layers if layer.key_id}
         if missing := sorted(needed - plan.keys.keys()):
             raise AgentError("volume.locked", f"{plan.volume.id} waits for its keys", needs=missing)
         await self.supervisor.remove(PREFIX + plan.volume.id)
         await _unmount(export_path(plan.run_directory, "file"))
-        _prepare(plan, found)
+        qsd_data.prepare(plan, found)
         await self.supervisor.apply(_unit(plan))
         await self._until_ready(plan)
         try:
@@ -222,8 +254,11 @@ class QsdStorage:
                     await qmp.execute("object-add", secret)
                 for command, arguments in qsd_graph.graph(plan.volume, plan.directory, found):
                     await qmp.execute(command, arguments, seconds=OPEN_SECONDS)
-                if qcow2_size(plan.directory / found.top.file) < plan.volume.size_bytes:
-                    await _resize(qmp, plan, found)
+                if qsd_data.qcow2_size(plan.directory / found.top.file) < plan.volume.size_bytes:
+                    await _resize(qmp, plan.volume)
+                (plan.run_directory / OPEN).touch()
+                if not is_served:
+                    return
                 await qmp.execute(*qsd_graph.export(plan.volume, plan.run_directory, plan.transport))
         except QmpError as error:
             await self.supervisor.remove(PREFIX + plan.volume.id)
@@ -246,65 +281,6 @@ class QsdStorage:
 
         if not await until(is_ready, seconds=READY_SECONDS):
             raise AgentError("volume.export_failed", f"the storage daemon was not ready in {READY_SECONDS} s")
-
-
-def _found(directory: Path) -> Layers | None:
-    """Its layers; of a volume from before there were any, its one plain file."""
-    found = layers.read(directory)
-    if found is None and (directory / layers.FIRST).exists() and not (directory / "keys").exists():
-        return Layers(layers=(Layer(file=layers.FIRST),))
-    return found
-
-
-async def _create(plan: VolumePlan) -> Layers:
-    plan.directory.mkdir(parents=True, exist_ok=True)
-    found = Layers(layers=())
-    if plan.source is not None:
-        source = layers.read(plan.source)
-        if source is None:
-            raise AgentError("volume.source_missing", f"the snapshot {plan.source.name} is not here", retryable=False)
-        if plan.volume.size_bytes < source.size_bytes:
-            raise AgentError("volume.shrink_refused", "a clone is not smaller than its snapshot", retryable=False)
-        layers.share(plan.source, plan.directory, source.names)
-        found = dataclasses.replace(source, volume_id="", taken_unix_ms=0)
-    elif plan.base is not None:
-        _link_base(plan)
-        found = dataclasses.replace(found, base_format=plan.base_format)
-    return await _add_layer(plan, found, "")
-
-
-async def _add_layer(plan: VolumePlan, found: Layers, snapshot_id: str) -> Layers:
-    """An empty layer on top; the one below it is closed for the snapshot."""
-    is_first = not any(layer.key_id == plan.volume.id for layer in found.layers)
-    key_id = plan.volume.id if plan.volume.id in plan.keys else ""
-    if not snapshot_id and is_first and plan.volume.id in plan.missing_keys:
-        raise AgentError("volume.locked", f"{plan.volume.id} waits for its keys", needs=[plan.volume.id])
-    if snapshot_id and found.top.key_id and not key_id:
-        raise AgentError("volume.locked", f"{plan.volume.id} waits for its keys", needs=[found.top.key_id])
-    index = len(found.layers)
-    layer = Layer(file=f"disk.{index}.qcow2" if index else layers.FIRST, key_id=key_id)
-    size_bytes = qcow2_size(plan.directory / found.top.file) if snapshot_id else plan.volume.size_bytes
-    passphrase = luks.passphrase_of(plan.keys[key_id]) if key_id else None
-    files.write_atomically(plan.directory / layer.file, await luks.empty_disk(size_bytes, passphrase))
-    files.give(plan.directory / layer.file, plan.uid, plan.gid, 0o600)
-    below = found.layers
-    if snapshot_id:
-        below = (*below[:-1], dataclasses.replace(found.top, snapshot_id=snapshot_id))
-    fresh = dataclasses.replace(found, layers=(*below, layer))
-    layers.write(plan.directory, fresh)
-    return fresh
-
-
-def _prepare(plan: VolumePlan, found: Layers) -> None:
-    """The machine's uid may write its disk and no more: names in the volume's directory are read back as root."""
-    plan.run_directory.mkdir(parents=True, exist_ok=True)
-    for stale in plan.run_directory.iterdir():
-        stale.unlink()
-    files.give(plan.run_directory, plan.uid, plan.gid, 0o700)
-    files.give(plan.directory, os.geteuid(), plan.gid, 0o750)
-    files.give(plan.directory / found.top.file, plan.uid, plan.gid, 0o600)
-    if plan.transport == "file":
-        export_path(plan.run_directory, plan.transport).touch(mode=0o600)
 
 
 def _unit(plan: VolumePlan) -> UnitWanted:
@@ -339,28 +315,6 @@ async def _unmount(path: Path) -> None:
         await program.run("umount", "-l", str(path))
 
 
-def _link_base(plan: VolumePlan) -> None:
-    """The volume's own name for its base, so that removing the image never pulls it from under a disk."""
-    assert plan.base is not None
-    link = plan.directory / layers.BASE
-    link.unlink(missing_ok=True)
-    try:
-        link.hardlink_to(plan.base.resolve())
-    except FileNotFoundError as error:
-        raise AgentError("volume.base_missing", f"{plan.base} is not on this host", retryable=False) from error
-    except OSError:
-        link.symlink_to(plan.base.resolve())
-
-
-def qcow2_size(disk: Path) -> int:
-    """The virtual size in bytes: big-endian, 8 bytes at offset 24 (QEMU, docs/interop/qcow2.txt)."""
-    with disk.open("rb") as file:
-        header = file.read(32)
-    if header[:4] != b"QFI\xfb":
-        raise AgentError("volume.damaged", f"{disk} is not a qcow2 file", retryable=False)
-    return int.from_bytes(header[24:32], "big")
-
-
 def is_connected(path: Path) -> bool:
     """Whether a client is connected to this UNIX socket, or waits to be: any entry of it in /proc/net/unix that does not
     listen (flag 0x10000).
@@ -372,6 +326,6 @@ def is_connected(path: Path) -> bool:
     return False
 
 
-async def _resize(qmp: Qmp, plan: VolumePlan, found: Layers) -> None:
-    node = qsd_graph.node_of(len(found.layers) - 1)
-    await qmp.execute("block_resize", {"node-name": node, "size": plan.volume.size_bytes}, seconds=OPEN_SECONDS)
+async def _resize(qmp: Qmp, volume: VolumeWanted) -> None:
+    """By the topmost node: one that stands above what was resized goes on believing in the old size."""
+    await qmp.execute("block_resize", {"node-name": qsd_graph.ROOT, "size": volume.size_bytes}, seconds=OPEN_SECONDS)

@@ -6,6 +6,7 @@ and no file names another one.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,15 @@ def export_path(run_directory: Path, transport: DiskTransport) -> Path:
     return run_directory / ("disk.sock" if transport == "vhost_user_blk" else "disk.raw")
 
 
-def node_of(index: int) -> str:
-    return f"layer{index}"
+def node_of(layer: Layer, version: int = 0) -> str:
+    """`version`: of a node that takes the place of another one on the same file."""
+    return f"layer{layer.number}" + (f"v{version}" if version else "")
+
+
+def number_of(node: str) -> int:
+    """Of the layer; -1 for any other node."""
+    found = re.match(r"layer(\d+)(v\d+)?$", node)
+    return int(found[1]) if found else -1
 
 
 def secret_of(key_id: str) -> str:
@@ -41,20 +49,24 @@ def graph(volume: VolumeWanted, directory: Path, found: Layers) -> tuple[Word, .
         below = BASE
     last = len(found.layers) - 1
     for index, layer in enumerate(found.layers):
-        words += layer_words(directory, layer, index, below=below, is_read_only=index < last)
-        below = node_of(index)
-    throttle = {"driver": "throttle", "node-name": ROOT, "throttle-group": LIMITS, "file": node_of(last)}
+        words += layer_words(directory, layer, node_of(layer), below=below, is_read_only=index < last)
+        below = node_of(layer)
+    throttle = {"driver": "throttle", "node-name": ROOT, "throttle-group": LIMITS, "file": below}
     return (*words, ("blockdev-add", throttle))
 
 
-def layer_words(directory: Path, layer: Layer, index: int, *, below: str | None, is_read_only: bool = False) -> list[Word]:
-    name = node_of(index)
+def layer_words(directory: Path, layer: Layer, name: str, *, below: str | None, is_read_only: bool = False) -> list[Word]:
+    file = _file(f"{name}_file", directory / layer.file, is_read_only=is_read_only)
+    return [("blockdev-add", file), ("blockdev-add", layer_node(layer, name, below=below, is_read_only=is_read_only))]
+
+
+def layer_node(layer: Layer, name: str, *, below: str | None, is_read_only: bool = False) -> dict[str, Any]:
+    """The format's node; told again as a whole, it puts the layer upon another one."""
     node: dict[str, Any] = {"driver": "qcow2", "node-name": name, "file": f"{name}_file", "backing": below}
     node |= {"read-only": True} if is_read_only else {"discard": "unmap"}
     if layer.key_id:
         node["encrypt"] = {"format": "luks", "key-secret": secret_of(layer.key_id)}
-    file = _file(f"{name}_file", directory / layer.file, is_read_only=is_read_only)
-    return [("blockdev-add", file), ("blockdev-add", node)]
+    return node
 
 
 def export(volume: VolumeWanted, run_directory: Path, transport: DiskTransport) -> Word:
