@@ -120,6 +120,14 @@ class ApiSettings(Section):
     listen: str = Field(default="127.0.0.1:8700", description="Address and port of API and console.")
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body; larger ones are refused with 413.")
     session_hours: int = Field(default=168, ge=1, le=8760, description="A browser's session ends after this at the latest.")
+    sign_in_failures_per_address: int = Field(
+        default=50,
+        ge=5,
+        le=100_000,
+        description="Failures of signing in that one client address (IPv6: /64) may have in 15 minutes; then it is refused "
+        "until these are over.",
+    )
+    login_token_days: int = Field(default=90, ge=1, le=3650, description="A token made by `bedplate login` ends after this.")
     session_idle_minutes: int = Field(default=720, ge=5, le=525_600, description="An unused session ends after this.")
     tls: TlsSettings = TlsSettings()
 

@@ -87,6 +87,11 @@ class RequestContext:
         assert self.project is not None, "this operation is not under a project"
         return self.project.id
 
+    @property
+    def client_address(self) -> str:
+        """Where the request comes from, as the listener knows it."""
+        return self.request.client.host if self.request.client else ""
+
     async def load(self, model: type[Row], ref: str, *, seen: Seen = None) -> Row:
         """The row with this name or id that the actor may see; in a write it is locked and `If-Match` is checked.
 

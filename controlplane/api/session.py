@@ -11,8 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from controlplane.api.call import Services
+from controlplane.api.call import RequestContext, Services
 from controlplane.authz.service import Actor
+from controlplane.identity import guessing
 from controlplane.identity.errors import CrossSite
 from controlplane.identity.service import Credentials, authenticate
 
@@ -66,3 +67,14 @@ def forget(response: Response, connection: HTTPConnection) -> None:
     """Take the session from the browser; what ends it is the row's end."""
     is_secure = connection.url.scheme in {"https", "wss"}
     response.delete_cookie(COOKIE, path="/", secure=is_secure, httponly=True, samesite="strict")
+
+
+async def refuse_address(call: RequestContext) -> None:
+    """Raises AddressLocked while the client's address has failed too often."""
+    await guessing.refuse_address(call.session, call.client_address, call.services.clock.now())
+
+
+async def count_failure(call: RequestContext) -> None:
+    """A failure of the client's address; the caller commits."""
+    now, most = call.services.clock.now(), call.services.settings.api.sign_in_failures_per_address
+    await guessing.count_address(call.session, call.client_address, now, most=most)

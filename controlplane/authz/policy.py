@@ -50,6 +50,9 @@ SHARED = frozenset(
 
 OWN = frozenset(
     {
+        "login.approve",
+        "login.deny",
+        "login.show",
         "session.delete",
         "session.delete-current",
         "session.list",

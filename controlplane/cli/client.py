@@ -33,13 +33,8 @@ class Client:
     def __init__(self, context: Context | None = None) -> None:
         self.context = context or active()
         self.operation_id: str | None = None
-        is_insecure = self.context.url.startswith("http://") and not is_loopback(self.context.url)
-        if is_insecure and self.context.token and os.environ.get("BEDPLATE_INSECURE_HTTP") not in {"1", "true"}:
-            raise CommandFailed(
-                f"will not send the token to {self.context.url} in plain text",
-                hint="use https://, or set BEDPLATE_INSECURE_HTTP=1",
-                exit_code=Exit.USAGE,
-            )
+        if self.context.token:
+            refuse_plain(self.context.url)
         headers = {"authorization": f"Bearer {self.context.token}"} if self.context.token else {}
         timeout = httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
         try:
@@ -188,6 +183,17 @@ class Client:
             f"cannot reach {self.context.url}",
             why=str(error),
             hint="bedplate up starts one here; bedplate login URL chooses another; BEDPLATE_CA names its authority",
+        )
+
+
+def refuse_plain(url: str) -> None:
+    """Raises CommandFailed where a token would travel in plain text."""
+    is_insecure = url.startswith("http://") and not is_loopback(url)
+    if is_insecure and os.environ.get("BEDPLATE_INSECURE_HTTP") not in {"1", "true"}:
+        raise CommandFailed(
+            f"will not send the token to {url} in plain text",
+            hint="use https://, or set BEDPLATE_INSECURE_HTTP=1",
+            exit_code=Exit.USAGE,
         )
 
 

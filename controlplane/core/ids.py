@@ -33,6 +33,7 @@ class Kind(StrEnum):
     INCIDENT = "inc"
     KEY = "key"
     LOADBALANCER = "lb"
+    LOGIN = "login"
     MEMBER = "mem"
     MODEL = "mod"
     NETWORK = "net"

@@ -40,6 +40,8 @@ _PUBLISH = text(
 _CLEAN = (
     text("DELETE FROM event WHERE position IS NOT NULL AND created_at < now() - interval '30 days'"),
     text("DELETE FROM idempotency_key WHERE created_at < now() - interval '24 hours'"),
+    text("DELETE FROM login WHERE expires_at < now()"),
+    text("DELETE FROM attempt WHERE greatest(failed_at, locked_until, began_at) < now() - interval '2 hours'"),
 )
 
 

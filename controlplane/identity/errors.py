@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import Forbidden, Unauthenticated
+from controlplane.core.errors import BedplateError, Forbidden, Unauthenticated
 
 
 class TokenMissing(Unauthenticated):
@@ -24,3 +24,11 @@ class CrossSite(Forbidden):
 
     code = "auth.cross_site"
     title = "The request comes from another site"
+
+
+class AddressLocked(BedplateError):
+    """Too many failures from the client's address, whatever the names: nothing is looked at before the time that is named."""
+
+    code = "auth.address_locked"
+    status = 429
+    title = "Too many failures from your address"

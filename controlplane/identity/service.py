@@ -69,10 +69,11 @@ def new_token(
     role: Role,
     project_id: str | None = None,
     user_id: str | None = None,
+    maker_id: str | None = None,
     scopes: Sequence[str] = (),
     expires_at: datetime | None = None,
 ) -> NewToken:
-    """A fresh token, not yet in any session."""
+    """A fresh token, not yet in any session. Many parameters, because each is a column."""
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     row = Token(
         id=new_id(Kind.TOKEN),
@@ -80,6 +81,7 @@ def new_token(
         role=role.value,
         project_id=project_id,
         user_id=user_id,
+        maker_id=maker_id,
         scopes=list(scopes),
         secret_sha256=digest(secret),
         hint=secret[-4:],
@@ -144,6 +146,10 @@ async def _holder(session: AsyncSession, authorization: str, *, is_use: bool) ->
             raise Unauthenticated("the token's person is disabled")
         person = await _person(session, user)
         return replace(person, id=row.id, name=row.name, scopes=scopes, expires_at=row.expires_at)
+    if row.role == Role.OPERATOR and row.maker_id is not None:
+        maker = await queries.enabled_user(session, row.maker_id)
+        if maker is None or not maker.is_operator:
+            raise Unauthenticated("whoever made this operator token is no operator any more")
     roles = {} if row.project_id is None else {row.project_id: Role(row.role)}
     is_operator = row.role == Role.OPERATOR
     return Actor(id=row.id, name=row.name, is_operator=is_operator, roles=roles, scopes=scopes, expires_at=row.expires_at)

@@ -35,6 +35,7 @@ class User(Versioned, Base):
     totp_sealed: Mapped[bytes | None] = mapped_column(LargeBinary)
     totp_last_step: Mapped[int] = mapped_column(default=0, server_default="0")
     failed_sign_ins: Mapped[int] = mapped_column(default=0, server_default="0")
+    failed_at: Mapped[datetime | None]
     locked_until: Mapped[datetime | None]
 
     @property

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.api.test_cli import api, bedplate, home, server_url
+import httpx2
+import pytest
+
+from controlplane.resources.login import service as logins
+from tests.api.test_cli import _subprocess, api, bedplate, home, server_url
+from tests.api.test_sign_in import PASSWORD, SAME_SITE
 
 __all__ = ["api", "bedplate", "home", "server_url"]
 
@@ -22,3 +27,45 @@ def test_people_and_members(api, bedplate):
     assert bedplate("token", "create", "ci", "--role", "viewer", "--scope", "vm.*", "-p", "web").out.startswith("bpt_")
     assert bedplate("user", "update", "ada@example.org", "--disable", "-o", "json").json()["is_disabled"] is True
     assert bedplate("user", "delete", "ada@example.org", "--yes").code == 0
+
+
+@pytest.fixture
+def person(api, bedplate):
+    """A browser in which Ada is signed in, an editor of the project `web`."""
+    link = bedplate("user", "create", "ada").out.strip().partition("#")[2]
+    bedplate("project", "create", "web")
+    bedplate("member", "add", "ada", "editor", "-p", "web")
+    with httpx2.Client(base_url=api.url, headers=SAME_SITE, trust_env=False) as browser:
+        assert browser.post("/v1/sessions/redeem", json={"link": link, "password": PASSWORD}).status_code == 201
+        yield browser
+
+
+@pytest.mark.parametrize("answer", ["approve", "deny"])
+def test_login_by_a_code_that_a_person_approves(api, person, bedplate, home, monkeypatch, answer):
+    monkeypatch.delenv("BEDPLATE_URL")
+    with _subprocess("login", api.url, "--device") as process:
+        page = process.stdout.readline().split()[1]
+        code = process.stdout.readline().split()[-1]
+        assert page == f"{api.url}/device?code={code}"
+        assert person.post(f"/v1/logins/{code}/{answer}").status_code == 200
+        assert process.wait(30) == (0 if answer == "approve" else 4)
+        words = process.stderr.read()
+    if answer == "deny":
+        assert "login.denied" in words
+        return
+    assert "project web" in words
+    assert "bpt_" not in words
+    (token,) = person.get("/v1/tokens").json()["items"]
+    assert bedplate("token", "current", "-o", "json").json()["id"] == token["id"]
+    assert bedplate("network", "list").code == 0
+    assert bedplate("token", "revoke", token["name"], "--yes").code == 0
+    assert bedplate("network", "list").code == 4
+
+
+def test_login_that_nobody_approves_ends(api, bedplate, monkeypatch):
+    monkeypatch.setattr(logins, "LIFE", logins.INTERVAL)
+    ran = bedplate("login", api.url, "--device")
+    assert ran.code == 7
+    assert "nobody approved" in ran.err
+    refused = bedplate("login", "http://192.0.2.1:8700", "--device")
+    assert (refused.code, refused.out) == (2, "")

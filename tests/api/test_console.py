@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx2
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
@@ -222,3 +223,19 @@ async def test_ten_thousand_rows_stay_quick(operator: Page, api):
         }"""
     )
     assert took < 100, f"{took:.0f} ms a frame"
+
+
+async def test_a_program_is_let_in_by_its_code(operator: Page, api):
+    async with httpx2.AsyncClient(base_url=api.url, trust_env=False) as program:
+        begun = (await program.post("/v1/logins", json={"client_name": "bedplate on laptop"})).json()
+        await operator.goto(begun["page"])
+        await operator.get_by_role("button", name="Look at it").click()
+        await expect(operator.get_by_text("bedplate on laptop")).to_be_visible()
+        assert await serious(operator) == []
+        await operator.get_by_role("button", name="Approve").click()
+        await expect(operator.get_by_role("status")).to_contain_text("let in")
+        polled = (await program.post("/v1/logins/poll", json={"secret": begun["secret"]})).json()
+    assert polled["token"]["secret"].startswith("bpt_")
+    await operator.goto("/device?code=BBBB-BBBB")
+    await operator.get_by_role("button", name="Look at it").click()
+    await expect(operator.get_by_role("alert")).to_contain_text("login.not_found")

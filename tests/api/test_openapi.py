@@ -88,7 +88,7 @@ def _is_public(operation) -> bool:
 
 def test_only_signing_in_is_public(document):
     public = {operation[ACTION] for _, _, operation in operations(document) if _is_public(operation)}
-    assert public == {"session.create", "session.redeem"}
+    assert public == {"session.create", "session.redeem", "login.create", "login.poll"}
 
 
 async def test_walk_every_operation_as_everybody_but_the_operator(document, anonymous, stranger, viewer, member):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import httpx2
 import pyotp
 import pytest
 from sqlalchemy import text
 
+from controlplane.core.clock import ManualClock
+from controlplane.identity import guessing
+from controlplane.identity.errors import AddressLocked
 from controlplane.identity.service import ensure_first_user
 
 PASSWORD = "correct horse battery staple"
@@ -93,8 +98,6 @@ async def test_wrong_passwords_lock_the_account_and_say_for_how_long(operator, b
     assert (await operator.get("/v1/users/bob")).json()["locked_until"] is None
     refused = [entry for entry in (await operator.get("/v1/audit")).json()["items"] if entry["action"] == "user.refused"]
     assert len(refused) == 5
-    nobody = await anonymous.post("/v1/sessions", json={"name": "nobody", "password": PASSWORD})
-    assert (nobody.status_code, nobody.json()["code"]) == (401, "session.refused")
 
 
 async def test_failures_at_once_are_all_counted(operator, browser, anonymous):
@@ -244,3 +247,124 @@ async def test_guesses_behind_a_session_count_and_a_link_ends_the_lock(operator,
     assert (await anonymous.post("/v1/sessions", json={"name": "judy", "password": PASSWORD + "3"})).status_code == 201
     actions = {entry["action"] for entry in (await operator.get("/v1/audit")).json()["items"]}
     assert {"user.refused", "user.redeem"} <= actions
+
+
+def _without_times(answer) -> tuple:
+    body = {name: value for name, value in answer.json().items() if name != "request_id"}
+    return answer.status_code, answer.headers.get("retry-after"), body
+
+
+async def test_a_name_that_nobody_has_is_locked_like_one_that_somebody_has(operator, browser, anonymous, api):
+    """Also when both are asked at once, and after the lock has ended."""
+    await signed_in(operator, browser, "bob")
+    api.app.state.services = replace(api.app.state.services, clock=ManualClock(datetime.now(UTC)))
+    for end_lock in (False, True):
+        if end_lock:
+            api.app.state.services.clock.advance(16)
+        for _ in range(7):
+            there, absent = await asyncio.gather(
+                *(anonymous.post("/v1/sessions", json={"name": name, "password": "wrong"}) for name in ("bob", "nobody"))
+            )
+            assert _without_times(there) == _without_times(absent)
+        assert there.json()["code"] == "user.locked"
+    async with api.database.sessionmaker() as session:
+        stored = "\n".join(await session.scalars(text("SELECT row_to_json(attempt)::text FROM attempt")))
+    assert "nobody" not in stored
+
+
+async def test_an_address_that_guesses_at_many_names_is_refused_whatever_the_name(operator, browser, anonymous, api):
+    await signed_in(operator, browser, "ada")
+    services = api.app.state.services
+    few = services.settings.model_copy(
+        update={"api": services.settings.api.model_copy(update={"sign_in_failures_per_address": 6})}
+    )
+    api.app.state.services = replace(services, settings=few, clock=ManualClock(datetime.now(UTC)))
+    for number in range(6):
+        guess = await anonymous.post("/v1/sessions", json={"name": f"name-{number}", "password": PASSWORD})
+        assert guess.json()["code"] == "session.refused"
+    right = {"name": "ada", "password": PASSWORD}
+    for path, body in (("", right), ("/redeem", {"link": "bpl_guess", "password": PASSWORD})):
+        refused = await anonymous.post(f"/v1/sessions{path}", json=body)
+        assert (refused.status_code, refused.json()["code"]) == (429, "auth.address_locked")
+    assert 890 <= int(refused.headers["retry-after"]) <= 901
+    assert (await browser.get("/v1/users/current")).status_code == 200  # who is in stays in
+    elsewhere = httpx2.ASGITransport(app=api.app, client=("198.51.100.7", 1))
+    async with httpx2.AsyncClient(transport=elsewhere, base_url="http://api.test") as other:
+        assert (await other.post("/v1/sessions", json=right)).status_code == 201
+    api.app.state.services.clock.advance(15 * 60)
+    assert (await anonymous.post("/v1/sessions", json=right)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+    ],
+)
+async def test_what_counts_as_one_address(database, one, other, is_same):
+    now = datetime.now(UTC)
+    async with database.sessionmaker.begin() as session:
+        await guessing.count_address(session, one, now, most=1)
+        if is_same:
+            with pytest.raises(AddressLocked):
+                await guessing.refuse_address(session, other, now)
+        else:
+            await guessing.refuse_address(session, other, now)
+
+
+async def test_names_of_tokens_are_their_owners(operator, browser, api):
+    """Nobody is told, or hindered by, what others call theirs; an operator who means one of several says which."""
+    await signed_in(operator, browser, "ada")
+    async with contextlib.aclosing(api.client(None)) as other:
+        other.headers.update(SAME_SITE)
+        await signed_in(operator, other, "bob")
+        ids = []
+        for client in (browser, other):
+            made = await client.post("/v1/tokens", json={"name": "laptop", "role": "user"})
+            assert made.status_code == 201, made.text
+            ids.append(made.json()["id"])
+            twice = await client.post("/v1/tokens", json={"name": "laptop", "role": "user"})
+            assert (twice.status_code, twice.json()["code"]) == (409, "token.name_taken")
+        for project in ("ours", "theirs"):
+            assert (await operator.post("/v1/tokens", json={"name": "laptop", "project": project})).status_code == 201
+        assert (await browser.get("/v1/tokens/laptop")).json()["id"] == ids[0]
+        for answer in (await operator.get("/v1/tokens/laptop"), await operator.delete("/v1/tokens/laptop")):
+            assert (answer.status_code, answer.json()["code"]) == (409, "token.name_ambiguous")
+            assert set(ids) < set(answer.json()["context"]["ids"])
+        assert (await operator.delete(f"/v1/tokens/{ids[1]}")).status_code == 204
+        assert (await other.get("/v1/tokens")).json()["items"] == []
+
+
+async def test_what_becomes_of_tokens_when_who_made_them_goes(operator, browser, api):
+    """Those of a project stay and name their maker; an operator's, and what was made with it, end with the operator."""
+    person = (await signed_in(operator, browser, "ada", is_operator=True))["user"]["id"]
+    made = {}
+    for name, body in {"ci": {"project": "ours"}, "root": {"role": "operator"}, "mine": {"role": "user"}}.items():
+        made[name] = (await browser.post("/v1/tokens", json={"name": name, **body})).json()["secret"]
+    async with api.client(made["root"]) as root:
+        second = await root.post("/v1/tokens", json={"name": "second", "role": "operator"})
+        made["second"] = second.json()["secret"]
+        assert second.json()["maker_id"] == person
+
+    async def alive() -> set[str]:
+        found = set()
+        for name, secret in made.items():
+            async with api.client(secret) as client:
+                if (await client.get("/v1/tokens/current")).status_code == 200:
+                    found.add(name)
+        return found
+
+    assert await alive() == {"ci", "root", "mine", "second"}
+    assert (await operator.patch("/v1/users/ada", json={"is_operator": False})).status_code == 200
+    assert await alive() == {"ci", "mine"}
+    assert (await operator.patch("/v1/users/ada", json={"is_operator": True, "is_disabled": True})).status_code == 200
+    assert await alive() == {"ci"}
+    assert (await operator.patch("/v1/users/ada", json={"is_disabled": False})).status_code == 200
+    assert await alive() == {"ci", "root", "mine", "second"}
+    assert (await operator.delete("/v1/users/ada")).status_code == 204
+    assert await alive() == {"ci"}
+    left = (await operator.get("/v1/tokens", params={"filter": f"maker_id={person}"})).json()["items"]
+    assert [token["name"] for token in left] == ["ci"]

@@ -16,7 +16,14 @@ noun = Noun(
     "tokens",
     in_project=False,
     columns={"NAME": "name", "ROLE": "role", "HINT": "hint", "EXPIRES": "expires_at", "USED": "last_used_at"},
-    wide={"ID": "id", "PROJECT": "project_id", "PERSON": "user_id", "SCOPES": "scopes", "AGE": "created_at"},
+    wide={
+        "ID": "id",
+        "PROJECT": "project_id",
+        "PERSON": "user_id",
+        "MADE BY": "maker_id",
+        "SCOPES": "scopes",
+        "AGE": "created_at",
+    },
     help="Bearer tokens of operators, of projects and of people.",
 )
 app = noun.app

@@ -6,6 +6,7 @@ import { useLive } from "./api/live";
 import { type Me, useMe } from "./api/session";
 import { inProject, NOUNS } from "./nouns";
 import { Detail } from "./pages/detail";
+import { Device } from "./pages/device";
 import { List } from "./pages/list";
 import { Overview } from "./pages/overview";
 import { SignIn, Welcome } from "./pages/sign-in";
@@ -46,6 +47,7 @@ export function App() {
           <Route key={`${noun.key}-one`} path={`${base}/:id`} element={<Shell me={me} live={live}><Detail noun={noun} /></Shell>} />,
         ];
       })}
+      <Route path="/device" element={<Device name={me.name} />} />
       <Route path="*" element={<Shell me={me} live={live}><h1 className="text-xl">There is no such page</h1></Shell>} />
     </Routes>
     </>

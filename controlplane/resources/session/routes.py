@@ -8,11 +8,13 @@ from sqlalchemy import ColumnElement
 from starlette.responses import Response
 
 from controlplane.api import session as cookies
-from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
+from controlplane.api.frame import Call, Noun, Page, PageOf, Ref, RequestContext
 from controlplane.audit import service as audit
 from controlplane.authz.service import Actor
 from controlplane.core.errors import FieldError
+from controlplane.identity import guessing
 from controlplane.identity import password as passwords
+from controlplane.identity.errors import AddressLocked
 from controlplane.identity.service import digest, new_session
 from controlplane.models.session import UserSession
 from controlplane.models.user import User
@@ -24,32 +26,43 @@ from controlplane.resources.user import service as user_service
 from controlplane.resources.user.errors import UserLocked, UserPasswordWeak
 from controlplane.resources.user.schemas import UserView
 
+_REFUSALS = [SignInRefused, CodeNeeded, UserLocked, AddressLocked]
+
 noun = Noun("session", "sessions", in_project=False, has_operations=False)
 router = noun.router
 
 
-@noun.route("POST", "", "create", SignedIn, status=201, is_public=True, errors=[SignInRefused, CodeNeeded, UserLocked])
+@noun.route("POST", "", "create", SignedIn, status=201, is_public=True, errors=_REFUSALS)
 async def create(call: Call, body: SignIn, response: Response) -> SignedIn:
     """Sign in with name, password and, where the account asks for it, a one-time code. Sets the session's cookie."""
+    now = call.services.clock.now()
+    await cookies.refuse_address(call)
     found = await users.by_ref(call.session, body.name)
-    if found is not None:
-        user_service.refuse_locked(found, call.services.clock.now())
+    counted = found or await guessing.of_name(call.session, body.name)
+    if counted is not None:
+        user_service.refuse_locked(counted, now)
     stored = found.password_hash if found is not None and not found.is_disabled else None
     async with call.outside():
         is_right = await passwords.is_right(body.password, stored)
     user = None if found is None else await users.locked(call.session, found.id)
     if user is None:
+        await _refuse_nobody(call, body.name)
         raise SignInRefused
     await _check(call, user, body, is_right=is_right and user.password_hash == stored and not user.is_disabled)
     return await _signed_in(call, user, response)
 
 
-@noun.route("POST", "/redeem", "redeem", SignedIn, status=201, is_public=True, errors=[LinkInvalid, UserPasswordWeak])
+@noun.route(
+    "POST", "/redeem", "redeem", SignedIn, status=201, is_public=True, errors=[LinkInvalid, UserPasswordWeak, AddressLocked]
+)
 async def redeem(call: Call, body: Redeem, response: Response) -> SignedIn:
     """Open an account by its one-time link: sets the password, ends one-time codes and other sessions, and signs in."""
     link, now = digest(body.link), call.services.clock.now()
+    await cookies.refuse_address(call)
     user = await queries.by_link(call.session, link, now)
     if user is None:
+        await cookies.count_failure(call)
+        await call.release()
         raise LinkInvalid
     user_service.check_password(user.name, body.password, pointer="/password")
     async with call.outside():
@@ -60,7 +73,7 @@ async def redeem(call: Call, body: Redeem, response: Response) -> SignedIn:
     before = audit.snapshot(user)
     user.password_hash, user.link_sha256, user.link_expires_at = new_hash, None, None
     user_service.remove_totp(user)
-    user_service.forgive(user)
+    guessing.forgive(user)
     await user_service.end_sessions(call.session, user)
     signed_in = await _signed_in(call, user, response)
     await audit.record(
@@ -108,6 +121,16 @@ def _seen(call: Call) -> list[ColumnElement[bool]]:
     return [] if call.actor.is_operator else [UserSession.user_id == call.actor.user_id]
 
 
+async def _refuse_nobody(call: RequestContext, name: str) -> None:
+    """Count for a name that nobody has what would be counted for one that somebody has; raises UserLocked."""
+    now = call.services.clock.now()
+    row = await guessing.locked_name(call.session, name, now)
+    user_service.refuse_locked(row, now)
+    guessing.count(row, now)
+    await cookies.count_failure(call)
+    await call.release()
+
+
 async def _check(call: Call, user: User, body: SignIn, *, is_right: bool) -> None:
     """Count and refuse what is wrong, forget earlier failures after what is right."""
     now = call.services.clock.now()
@@ -117,10 +140,11 @@ async def _check(call: Call, user: User, body: SignIn, *, is_right: bool) -> Non
     if is_right and user.has_totp and body.code is not None:
         is_right = user_service.use_code(user, body.code, call.services.sealer, now)
     if is_right:
-        user_service.forgive(user)
+        guessing.forgive(user)
         return
-    about = {"client_address": _client(call)}
+    about = {"client_address": call.client_address}
     await user_service.refused(call.session, call.actor, user, now=now, request_id=call.request_id, **about)
+    await cookies.count_failure(call)
     await call.release()
     raise SignInRefused
 
@@ -131,7 +155,7 @@ async def _signed_in(call: Call, user: User, response: Response) -> SignedIn:
     made = new_session(
         user,
         user_agent=call.request.headers.get("user-agent", ""),
-        client_address=_client(call),
+        client_address=call.client_address,
         now=now,
         life=timedelta(hours=api.session_hours),
     )
@@ -142,7 +166,3 @@ async def _signed_in(call: Call, user: User, response: Response) -> SignedIn:
     cookies.keep(response, call.request, made.secret, until=made.row.expires_at)
     view = SessionView.model_validate(made.row).model_dump()
     return SignedIn(**view, user=UserView.model_validate(user))
-
-
-def _client(call: Call) -> str:
-    return call.request.client.host if call.request.client else ""

@@ -13,11 +13,11 @@ class TokenNotFound(NotFound):
 
 
 class TokenNameTaken(Conflict):
-    """Another token has this name; names of tokens are unique in a deployment."""
+    """Another token of this owner has this name: of the person, of the project, or of the deployment."""
 
     code = "token.name_taken"
     title = "The name is taken"
-    constraint = "token_name_key"
+    constraint = "token_owner_name_key"
 
 
 class TokenRoleInvalid(InvalidInput):
@@ -46,3 +46,10 @@ class TokenRoleForbidden(Forbidden):
 
     code = "token.role_forbidden"
     title = "Not yours to give"
+
+
+class TokenNameAmbiguous(Conflict):
+    """Tokens of several owners have this name: take the id; the context lists them."""
+
+    code = "token.name_ambiguous"
+    title = "Several tokens have this name"

@@ -36,6 +36,9 @@ class TokenView(View):
     name: str = Field(description="The name.", examples=["ci"])
     role: str = Field(description="`operator`, a role in a project, or `user`.", examples=["editor"])
     user_id: str | None = Field(description="The person of a personal token.", examples=["user_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    maker_id: str | None = Field(
+        description="The person who made it, also when they are gone.", examples=["user_01jd2x4k3fe8v9m2q7t5w0y6za"]
+    )
     scopes: list[str] = Field(description="Patterns of the only actions it may do; empty: all.", examples=[["vm.*"]])
     project_id: str | None = Field(description="The project of a project role.", examples=["proj_01jd2x4k3fe8v9m2q7t5w0y6za"])
     hint: str = Field(description="The token's last four characters.", examples=["x3Zq"])

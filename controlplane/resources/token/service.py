@@ -45,7 +45,7 @@ async def create(session: AsyncSession, actor: Actor, asked: Asked, now: datetim
     if actor.scopes and not (asked.scopes and set(asked.scopes) <= set(actor.scopes)):
         words = f"your own token is narrowed to {', '.join(actor.scopes)}: give one or more of these"
         raise TokenScopeInvalid(words, errors=(FieldError(pointer="/scopes", detail=words),))
-    project_id = await _project_id(session, actor, asked.project) if asked.project is not None else None
+    project_id = None if asked.project is None else await _project_id(session, actor, asked.project)
     if asked.role is Role.OPERATOR and not actor.is_operator:
         raise TokenRoleForbidden("an operator makes operator tokens")
     if asked.role is Role.USER and actor.user_id is None:
@@ -55,6 +55,7 @@ async def create(session: AsyncSession, actor: Actor, asked: Asked, now: datetim
         role=asked.role,
         project_id=project_id,
         user_id=actor.user_id if asked.role is Role.USER else None,
+        maker_id=actor.user_id or await queries.maker_id(session, actor.id),
         scopes=asked.scopes,
         expires_at=asked.expires_at,
     )

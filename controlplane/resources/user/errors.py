@@ -28,7 +28,9 @@ class UserPasswordWrong(InvalidInput):
 
 
 class UserLocked(BedplateError):
-    """Too many wrong passwords or codes for this account: none is looked at before the time that the detail names."""
+    """Too many wrong passwords or codes for this name, whether or not somebody has it; the detail says until when none is
+    looked at.
+    """
 
     code = "user.locked"
     status = 429

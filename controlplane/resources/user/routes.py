@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.core.errors import FieldError
+from controlplane.identity import guessing
 from controlplane.identity import password as passwords
 from controlplane.identity.errors import SessionEnded
 from controlplane.identity.service import new_link
@@ -123,10 +124,14 @@ async def update(call: Call, user: Ref, body: UserUpdate) -> User:
 
 @noun.delete(UserView, errors=[UserIsSelf])
 async def delete(call: Call, user: Ref) -> None:
-    """Delete a person's account with its memberships, sessions and personal tokens."""
+    """Delete a person's account with its memberships, sessions, personal tokens and the operator tokens they made.
+
+    Tokens of projects stay: programs work by them. They go on naming who made them.
+    """
     row = await call.load(User, user)
     if row.id == call.actor.user_id:
         raise UserIsSelf("another operator deletes your account")
+    await service.end_operator_tokens(call.session, row)
     await call.session.delete(row)
 
 
@@ -166,7 +171,7 @@ async def _proven(call: Call, user: User, password: str, *, pointer: str, new: s
         raise SessionEnded
     service.refuse_locked(present, now)
     if is_right and present.password_hash == stored:
-        service.forgive(present)
+        guessing.forgive(present)
         return present, new_hash
     await service.refused(call.session, call.actor, present, now=now, request_id=call.request_id)
     await call.release()

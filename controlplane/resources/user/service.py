@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,15 +13,13 @@ from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
 from controlplane.core.json import JsonObject
 from controlplane.core.sealing import Sealer
+from controlplane.identity import guessing
 from controlplane.identity import password as passwords
+from controlplane.identity.guessing import Counted
 from controlplane.models.session import UserSession
+from controlplane.models.token import Token
 from controlplane.models.user import User
 from controlplane.resources.user.errors import UserCodeWrong, UserLocked, UserPasswordWeak, UserTotpState
-
-_FREE_FAILURES = 5
-_FIRST_LOCK = timedelta(seconds=15)
-_LONGEST_LOCK = timedelta(minutes=15)
-_FORGOTTEN_AFTER = timedelta(hours=1)
 
 
 async def create(session: AsyncSession, *, name: str, display_name: str, is_operator: bool) -> User:
@@ -48,31 +46,25 @@ async def end_sessions(session: AsyncSession, user: User, *, but: str | None = N
     await session.execute(query if but is None else query.where(UserSession.id != but))
 
 
-def refuse_locked(user: User, now: datetime) -> None:
-    """Raises UserLocked while the account looks at no password."""
-    if user.locked_until is not None and user.locked_until > now:
-        seconds = int((user.locked_until - now).total_seconds()) + 1
+async def end_operator_tokens(session: AsyncSession, user: User) -> None:
+    """Remove the operator tokens that this person made; without them they would be refused."""
+    await session.execute(delete(Token).where(Token.maker_id == user.id, Token.role == "operator"))
+
+
+def refuse_locked(row: Counted, now: datetime) -> None:
+    """Raises UserLocked while the account, or a name that nobody has, looks at no password."""
+    seconds = guessing.locked_seconds(row, now)
+    if seconds:
         raise UserLocked(f"too many failures for this account; try again in {seconds} s", retry_after_seconds=seconds)
 
 
 async def refused(session: AsyncSession, actor: Actor, user: User, *, now: datetime, request_id: str, **about: str) -> None:
-    """Count and audit a wrong proof. From the fifth in a row on, the account is locked for 15 s, then 30 s, …, at most
-    15 minutes; an hour after a lock ended, earlier failures are forgotten. The caller commits before it refuses.
-    """
-    if user.locked_until is not None and user.locked_until + _FORGOTTEN_AFTER < now:
-        forgive(user)
-    user.failed_sign_ins += 1
-    beyond = user.failed_sign_ins - _FREE_FAILURES
-    if beyond >= 0:
-        user.locked_until = now + min(_FIRST_LOCK * 2 ** min(beyond, 16), _LONGEST_LOCK)
+    """Count and audit a wrong proof. The caller commits before it refuses."""
+    guessing.count(user, now)
     after: JsonObject = {**about, "failed_sign_ins": user.failed_sign_ins}
     await audit.record(
         session, actor, "user.refused", subject_kind="user", subject_id=user.id, request_id=request_id, after=after
     )
-
-
-def forgive(user: User) -> None:
-    user.failed_sign_ins, user.locked_until = 0, None
 
 
 def start_totp(user: User, sealer: Sealer) -> str:
