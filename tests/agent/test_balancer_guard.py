@@ -134,17 +134,16 @@ async def test_a_long_stream_outlives_the_profile_of_others(edge):
 
 async def test_a_udp_flow_is_pinned_until_its_backend_goes(edge):
     wanted = await edge.take(algorithm="round_robin")
-    channel = edge.stage.client.socket(VIP4, socket.SOCK_DGRAM)
-    channel.connect((VIP4, 443))
-    first = {await edge.stage.ask_udp(VIP4, channel=channel) for _ in range(8)}
-    assert len(first) == 1
-    await edge.take(algorithm="round_robin", backends=edge.states(wanted, **{first.copy().pop(): {"state": "ejected"}}))
+    with edge.stage.client.socket(VIP4, socket.SOCK_DGRAM) as channel:
+        channel.connect((VIP4, 443))
+        first = {await edge.stage.ask_udp(VIP4, channel=channel) for _ in range(8)}
+        assert len(first) == 1
+        await edge.take(algorithm="round_robin", backends=edge.states(wanted, **{first.copy().pop(): {"state": "ejected"}}))
 
-    async def has_moved():
-        return await edge.stage.ask_udp(VIP4, channel=channel) not in first
+        async def has_moved():
+            return await edge.stage.ask_udp(VIP4, channel=channel) not in first
 
-    assert await until(has_moved, seconds=5)
-    channel.close()
+        assert await until(has_moved, seconds=10)
 
 
 async def test_probes_take_backends_out_and_in_again(edge):

@@ -116,4 +116,4 @@ async def test_documents_that_cannot_be_true_are_refused(host):
             await client.call("loadbalancer.ensure", document)
         assert caught.value.code == code
         assert words in caught.value.message
-    assert await host.reaches(VIP4) == NAMES
+    await host.until_served(NAMES)

@@ -70,12 +70,12 @@ async def test_more_than_64_in_flight_are_answered_busy(served: Served):
     content = bytes(100)
     await client.call("image.ensure", image_of(content))
     burst = b"".join(
-        frames.encode(frames.Request(id=1000 + n, verb="facts.observe", deadline_ms=20_000, body={})) for n in range(80)
+        frames.encode(frames.Request(id=1000 + n, verb="facts.observe", deadline_ms=80_000, body={})) for n in range(80)
     )
     waiters = {1000 + n: asyncio.get_running_loop().create_future() for n in range(80)}
     client._waiting.update(waiters)
     await client.write(burst)
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with asyncio.timeout(80):  # as many facts as that on a busy machine
         answers = await asyncio.gather(*waiters.values())
     codes = [answer.error.code if answer.error else "ok" for answer in answers]
     assert codes.count("busy") == 16
