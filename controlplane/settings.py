@@ -215,6 +215,13 @@ class LimitSettings(Section):
     loadbalancers: int = Field(default=64, ge=0, le=10_000, description="Load balancers in a project.")
 
 
+class ImageSettings(Section):
+    """Images and weights on their way: limits of each process, so that they never starve tenants."""
+
+    download_bytes_per_second: int = Field(default=0, ge=0, description="Most that is fetched from URLs; 0: no limit.")
+    upload_bytes_per_second: int = Field(default=0, ge=0, description="Most that is sent to hosts; 0: no limit.")
+
+
 class WatchSettings(Section):
     socket: Path | None = Field(
         default=None,
@@ -261,6 +268,7 @@ class Settings(BaseSettings):
     watch: WatchSettings = WatchSettings()
     network: NetworkSettings = NetworkSettings()
     limits: LimitSettings = LimitSettings()
+    images: ImageSettings = ImageSettings()
     tls: CertificateSettings = CertificateSettings()
 
     @property

@@ -56,7 +56,7 @@ class Image(Versioned, Base):
 
 
 class ImageFile(Base):
-    """One file of an image, by content."""
+    """One file of an image, by content. `url`: where the control plane fetches it; `fetched_bytes`: how much has come."""
 
     __tablename__ = "image_file"
 
@@ -64,10 +64,12 @@ class ImageFile(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     sha256: Mapped[str]
     size_bytes: Mapped[int]
+    url: Mapped[str | None]
+    fetched_bytes: Mapped[int] = mapped_column(server_default="0")
 
     __table_args__ = (
         CheckConstraint(f"sha256 {SHA256}", name="sha256_form"),
-        CheckConstraint("size_bytes >= 0", name="size_not_negative"),
+        CheckConstraint("size_bytes >= 0 AND fetched_bytes >= 0", name="size_not_negative"),
         Index(None, "sha256"),
     )
 

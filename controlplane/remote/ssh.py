@@ -18,6 +18,7 @@ from typing import Any
 import asyncssh
 from prometheus_client import Histogram
 
+from controlplane.core.pace import Pace
 from controlplane.remote.access import Access, Directory
 from controlplane.remote.channel import ByteStream, RpcChannel, Subscription
 from controlplane.remote.link import AgentError, HostKeyChanged, HostUnreachable, KeyRefused
@@ -176,8 +177,9 @@ async def _connect(access: Access, client: _PinnedClient) -> asyncssh.SSHClientC
 class SshLinks(TypedCalls):
     """HostLinks over SSH. Belongs to the event loop it is used in."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, uploads: Pace | None = None) -> None:
         self._directory = directory
+        self._uploads = uploads or Pace(0)
         self._hosts: dict[str, _Host] = {}
 
     async def call(self, host_id: str, verb: str, body: object, *, deadline_seconds: float = 30.0) -> Any:
@@ -202,7 +204,7 @@ class SshLinks(TypedCalls):
             ticket: StreamTicket = await self.call(host_id, "stream.open", request)
             stream = await self._host(host_id).open_bytes(ticket.ticket)
             try:
-                line = await _send_file(stream, path, ticket.offset)
+                line = await _send_file(stream, path, ticket.offset, self._uploads)
             finally:
                 await stream.close()
         if not line.endswith(b"\n"):
@@ -249,7 +251,7 @@ class SshLinks(TypedCalls):
             raise HostUnreachable(host_id, f"not done within {seconds:g} s") from None
 
 
-async def _send_file(stream: ByteStream, path: Path, offset: int) -> bytes:
+async def _send_file(stream: ByteStream, path: Path, offset: int, pace: Pace) -> bytes:
     """The line that the agent answers with, b"" when the channel was cut. The agent may answer before the end (disk full)."""
     answering = asyncio.create_task(stream.read_line())
     try:
@@ -262,6 +264,7 @@ async def _send_file(stream: ByteStream, path: Path, offset: int) -> bytes:
                     writing.cancel()
                 with contextlib.suppress(asyncio.CancelledError, HostUnreachable):
                     await writing
+                await pace.spend(len(chunk))
         return await answering
     finally:
         answering.cancel()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from controlplane.core.clock import SystemClock
+from controlplane.core.pace import Pace
 from controlplane.kernel.database import Database
 from controlplane.kernel.publish import CeleryPublisher
 from controlplane.kernel.world import World
@@ -29,7 +30,7 @@ async def open_world(settings: Settings) -> AsyncIterator[World[HostLinks]]:
         settings.database.url, pool_size=settings.database.pool_size, publisher=LocalFirst(publisher)
     )
     publisher.attach(database.notify)
-    hosts = SshLinks(RowDirectory(database.pool, sealer))
+    hosts = SshLinks(RowDirectory(database.pool, sealer), Pace(settings.images.upload_bytes_per_second))
     try:
         yield World(database=database, hosts=hosts, clock=SystemClock(), settings=settings, sealer=sealer)
     finally:

@@ -25,7 +25,7 @@ from controlplane.resources.host import keys as host_keys
 from controlplane.resources.project import keys as project_keys
 from controlplane.resources.user import service as users
 from controlplane.resources.vm import service as vms
-from controlplane.settings import Settings
+from controlplane.settings import DatabaseSettings, Settings
 
 DIGESTS = {("idempotency_key", "request_sha256"), ("session", "secret_sha256"), ("token", "secret_sha256")} | {
     ("user", "link_sha256"),
@@ -36,7 +36,7 @@ DIGESTS = {("idempotency_key", "request_sha256"), ("session", "secret_sha256"), 
 @pytest.fixture
 async def deployment(empty_database_url: str, tmp_path: Path) -> Deployment:
     """Four secrets, of different tables."""
-    settings = Settings(state_dir=tmp_path, database={"url": empty_database_url})
+    settings = Settings(state_dir=tmp_path, database=DatabaseSettings(url=empty_database_url))
     made = Deployment(settings=settings, state=StateDirectory(path=tmp_path))
     await migrate.upgrade(empty_database_url)
     sealer = load_sealer(settings)

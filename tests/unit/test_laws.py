@@ -21,7 +21,7 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "endpoint": {"autoscale", "isolation"},  # pure: how many replicas for which load; VM or container, and why
     "firewall": {"rule"},  # pure: which rules say the same, or the opposite
     "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
-    "image": {"copies", "store"},  # which hosts hold it; the files themselves
+    "image": {"copies", "fetch", "store"},  # which hosts hold it; files by URL; the files themselves
     "loadbalancer": {"document", "profile"},  # what an edge is told; named timeouts
     "key": {"publish"},  # the gateways' copy
     "model": {"catalogue", "plan"},  # the YAML files; pure: what a replica is and needs

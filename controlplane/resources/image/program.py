@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Literal, cast
 
 from sqlalchemy import Select, delete, exists, func, select, update
 
+from controlplane.core.pace import Pace
 from controlplane.kernel import epoch
-from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
+from controlplane.kernel.program import Outcome, Program, Terminal, done, goto, step, wait
 from controlplane.models.image import Blob, Image, ImageCopy, ImageFile
 from controlplane.remote.link import HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out, refusals_park
+from controlplane.resources.image import service
+from controlplane.resources.image.errors import BlobMismatch
+from controlplane.resources.image.fetch import FetchBusy, FetchRefused, Wanted, fetch, part_of
 from controlplane.resources.image.queries import files_of
 from controlplane.resources.image.store import ImageStore
 from hostagent.protocol.results import Running
@@ -20,6 +26,14 @@ from hostagent.protocol.wanted import FileWanted, Generation, ImageWanted
 
 LOOK_SECONDS = 600
 Purpose = Literal["guest", "weights", "engine", "artifact"]
+
+
+@functools.cache
+def _pace(bytes_per_second: int) -> Pace:
+    """All downloads of this process share one."""
+    return Pace(bytes_per_second)
+
+
 _NUMBER = 1  # the content of an image never changes, so one generation is enough
 
 
@@ -88,12 +102,48 @@ class ImageCopyProgram(Program[ImageCopy, HostLinks]):
 
 
 class ImageProgram(Program[Image, HostLinks]):
-    """The end of an image: its copies on hosts, then its row, then the blobs that no other image has."""
+    """Fetches an image's files that have a URL; and its end: its copies on hosts, its row, the blobs that no other has."""
 
-    @step(within=timedelta(minutes=1))
-    async def rest(self) -> Outcome:
-        """An image that is not being deleted needs no run."""
-        return done()
+    @step(within=timedelta(hours=1))
+    async def fetch(self) -> Outcome:
+        """The next file that is missing, a minute at a time where its server lets us; one that is whole needs no run."""
+        file = await self._missing() if self.has_subject else None
+        if file is None:
+            return done()
+        store = ImageStore(self.world.settings.state_dir)
+        wanted = Wanted(url=str(file.url), sha256=file.sha256, size_bytes=file.size_bytes)
+        try:
+            is_whole = store.has(file.sha256, file.size_bytes) or await fetch(store, wanted, self._pace, self._progress(file))
+        except FetchBusy:
+            return wait(seconds=2)
+        except BlobMismatch as error:
+            raise Terminal("image.blob_mismatch", error.detail) from error
+        except FetchRefused as error:
+            raise Terminal("image.fetch_refused", str(error)) from error
+        if not is_whole:
+            return goto(self.fetch)
+        async with self.tx() as tx:
+            await service.record_blob(tx.session, file.sha256, file.size_bytes)
+            await service.settle(tx.session, await tx.session.get_one(Image, self.subject_id))
+            return tx.goto(self.fetch)
+
+    async def _missing(self) -> ImageFile | None:
+        stored = exists().where(Blob.sha256 == ImageFile.sha256, Blob.removing_at.is_(None))
+        mine = ImageFile.image_id == self.subject_id, ImageFile.url.is_not(None)
+        async with self.tx() as tx:
+            return await tx.session.scalar(select(ImageFile).where(*mine, ~stored).order_by(ImageFile.name).limit(1))
+
+    def _progress(self, file: ImageFile) -> Callable[[int], Awaitable[None]]:
+        async def tell(fetched_bytes: int) -> None:
+            mine = ImageFile.image_id == file.image_id, ImageFile.name == file.name
+            async with self.tx() as tx:
+                await tx.session.execute(update(ImageFile).where(*mine).values(fetched_bytes=fetched_bytes))
+
+        return tell
+
+    @property
+    def _pace(self) -> Pace:
+        return _pace(self.world.settings.images.download_bytes_per_second)
 
     @step(within=timedelta(hours=2))
     async def destroy(self) -> Outcome:
@@ -107,6 +157,8 @@ class ImageProgram(Program[Image, HostLinks]):
         store = ImageStore(self.world.settings.state_dir)
         for sha256 in await self._unneeded():
             await asyncio.to_thread(store.remove, sha256)
+        for sha256 in await self._own():
+            await asyncio.to_thread(part_of(store, sha256).unlink, missing_ok=True)
         async with self.tx() as tx:
             await tx.session.execute(delete(Blob).where(Blob.sha256.in_(self._mine), Blob.removing_at.is_not(None)))
             await tx.session.execute(delete(Image).where(Image.id == self.subject_id))
@@ -115,6 +167,10 @@ class ImageProgram(Program[Image, HostLinks]):
     @property
     def _mine(self) -> Select[str]:
         return select(ImageFile.sha256).where(ImageFile.image_id == self.subject_id)
+
+    async def _own(self) -> list[str]:
+        async with self.tx() as tx:
+            return list(await tx.session.scalars(self._mine))
 
     async def _unneeded(self) -> list[str]:
         """Marks the blobs that only this image has. What an image made meanwhile has too is seen at the second look: whoever

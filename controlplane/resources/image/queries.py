@@ -10,6 +10,7 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.models.image import Blob, Image, ImageCopy, ImageFile
+from controlplane.models.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class ShownFile:
     sha256: str
     size_bytes: int
     is_stored: bool
+    url: str | None
+    fetched_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,15 @@ class ShownImage:
     row: Image
     files: Sequence[ShownFile]
     hosts: int
+    run: Run | None
+
+    @property
+    def failure(self) -> str | None:
+        return self.run.parked_detail if self.run is not None and self.run.parked_at is not None else None
+
+    @property
+    def last_error(self) -> str | None:
+        return self.run.last_error if self.run is not None and self.run.parked_at is None else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.row, name)
@@ -43,7 +55,14 @@ async def shown(session: AsyncSession, images: Iterable[Image]) -> list[ShownIma
     )
     by_image: dict[str, list[ShownFile]] = {}
     for file, is_stored in files:
-        found = ShownFile(name=file.name, sha256=file.sha256, size_bytes=file.size_bytes, is_stored=is_stored)
+        found = ShownFile(
+            name=file.name,
+            sha256=file.sha256,
+            size_bytes=file.size_bytes,
+            is_stored=is_stored,
+            url=file.url,
+            fetched_bytes=file.size_bytes if is_stored and file.url else file.fetched_bytes,
+        )
         by_image.setdefault(file.image_id, []).append(found)
     copies = await session.execute(
         select(ImageCopy.image_id, func.count())
@@ -51,7 +70,11 @@ async def shown(session: AsyncSession, images: Iterable[Image]) -> list[ShownIma
         .group_by(ImageCopy.image_id)
     )
     hosts = {row[0]: row[1] for row in copies}
-    return [ShownImage(row=row, files=by_image.get(row.id, ()), hosts=hosts.get(row.id, 0)) for row in rows]
+    unfinished = select(Run).where(Run.program == "image", Run.subject.in_(ids), Run.finished_at.is_(None))
+    runs = {run.subject: run for run in await session.scalars(unfinished.execution_options(populate_existing=True))}
+    return [
+        ShownImage(row=row, files=by_image.get(row.id, ()), hosts=hosts.get(row.id, 0), run=runs.get(row.id)) for row in rows
+    ]
 
 
 async def show(session: AsyncSession, image: Image) -> ShownImage:

@@ -14,6 +14,7 @@ MAX_FILE_BYTES = 1 << 40
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+/\S*$", max_length=2048)]
 UserName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 
 
@@ -23,6 +24,11 @@ class ImageFileSpec(Input):
     name: FileName = Field(description="Its name in the image; no directories.", examples=["root.qcow2"])
     sha256: Sha256 = Field(description="SHA-256 of its bytes, lower-case hex.", examples=["0" * 64])
     size_bytes: int = Field(ge=0, le=MAX_FILE_BYTES, description="Its size.", examples=[367001600])
+    url: Url | None = Field(
+        default=None,
+        description="Where the control plane fetches it (http or https); without, it is uploaded.",
+        examples=["https://images.example.org/debian-12/root.qcow2"],
+    )
 
 
 class KernelBootSpec(Input):
@@ -121,6 +127,8 @@ class ImageFileView(View):
     sha256: str = Field(description="SHA-256 of its bytes.", examples=["0" * 64])
     size_bytes: int = Field(description="Its size.", examples=[367001600])
     is_stored: bool = Field(description="Whether the control plane has it.", examples=[True])
+    url: str | None = Field(description="Where it is fetched from; null: it is uploaded.", examples=[None])
+    fetched_bytes: int = Field(description="How much of it has come from there.", examples=[120586240])
 
 
 class ImageView(Resource):
@@ -136,6 +144,8 @@ class ImageView(Resource):
     min_memory_bytes: int = Field(description="The least memory it boots with.", examples=[268435456])
     runs_workloads: bool = Field(description="Whether replicas of endpoints can be VMs of it.", examples=[True])
     state: str = Field(description="`uploading`, `available` or `deleting`.", examples=["available"])
+    failure: str | None = Field(description="Why fetching it has stopped for good.", examples=[None])
+    last_error: str | None = Field(description="What fetching it is just tried again for.", examples=[None])
     files: list[ImageFileView] = Field(description="Its files.", examples=[[]])
     hosts: int = Field(description="On how many hosts a whole copy lies.", examples=[2])
 

@@ -65,9 +65,12 @@ async def create(session: AsyncSession, manifest: ImageManifest, *, name: str | 
     session.add(image)
     await session.flush()
     for file in manifest.files:
-        session.add(ImageFile(image_id=image.id, name=file.name, sha256=file.sha256, size_bytes=file.size_bytes))
+        values = {"name": file.name, "sha256": file.sha256, "size_bytes": file.size_bytes, "url": file.url}
+        session.add(ImageFile(image_id=image.id, **values))
     await session.flush()
     await settle(session, image)
+    if image.state == "uploading" and any(file.url for file in manifest.files):
+        await kernel.start(session, "image", image.id)
     return image
 
 

@@ -43,10 +43,10 @@ class ImageStore:
                 if seen > size_bytes:
                     raise BlobMismatch(f"more than the {size_bytes} bytes of the manifest arrived")
                 digest.update(chunk)
-                await asyncio.to_thread(_write_all, descriptor, chunk)
+                await asyncio.to_thread(write_all, descriptor, chunk)
             if seen != size_bytes or digest.hexdigest() != sha256:
                 raise BlobMismatch(f"{seen} bytes with sha256 {digest.hexdigest()} arrived, not {size_bytes} with {sha256}")
-            await asyncio.to_thread(self._keep, descriptor, part, sha256)
+            await asyncio.to_thread(self.keep, descriptor, part, sha256)
 
     async def take_file(self, source: Path, *, sha256: str, size_bytes: int) -> None:
         """Copy a file of this machine; raises like `write`."""
@@ -65,7 +65,8 @@ class ImageStore:
             os.close(descriptor)
             Path(name).unlink(missing_ok=True)
 
-    def _keep(self, descriptor: int, part: Path, sha256: str) -> None:
+    def keep(self, descriptor: int, part: Path, sha256: str) -> None:
+        """Give a verified file of this directory its name."""
         os.fsync(descriptor)
         part.rename(self.path(sha256))
         directory = os.open(self.directory, os.O_RDONLY)
@@ -75,7 +76,7 @@ class ImageStore:
             os.close(directory)
 
 
-def _write_all(descriptor: int, chunk: bytes) -> None:
+def write_all(descriptor: int, chunk: bytes) -> None:
     view = memoryview(chunk)
     try:
         while view:
