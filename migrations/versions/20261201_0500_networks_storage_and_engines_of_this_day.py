@@ -70,6 +70,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("subject_id", "layer_id", name=op.f("storage_layer_use_pkey")),
     )
     op.create_index(op.f("storage_layer_use_layer_id_idx"), "storage_layer_use", ["layer_id"], unique=False)
+    op.add_column("image_file", sa.Column("url", sa.Text(), nullable=True))
+    op.add_column("image_file", sa.Column("fetched_bytes", sa.BigInteger(), server_default="0", nullable=False))
     op.drop_column("snapshot", "pool_bytes")
     op.add_column("token", sa.Column("maker_id", sa.Text(), nullable=True))
     op.drop_constraint(op.f("token_name_key"), "token", type_="unique")
@@ -80,4 +82,8 @@ def upgrade() -> None:
     op.add_column("user", sa.Column("failed_at", sa.DateTime(timezone=True), nullable=True))
     op.drop_column("volume", "pool_bytes")
     # ### end Alembic commands ###
+    op.execute("ALTER TABLE image_file DROP CONSTRAINT image_file_size_not_negative")
+    op.execute(
+        "ALTER TABLE image_file ADD CONSTRAINT image_file_size_not_negative CHECK (((size_bytes >= 0) AND (fetched_bytes >= 0)))"
+    )
     op.execute("ALTER TABLE snapshot ADD CONSTRAINT snapshot_size_positive CHECK ((size_bytes >= 1048576))")
