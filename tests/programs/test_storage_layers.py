@@ -24,7 +24,8 @@ from controlplane.resources.storage_pool import service as pools
 from controlplane.resources.volume import service as volumes
 from controlplane.resources.volume.schemas import VolumeCreate
 from hostagent.drivers.storage import layers
-from hostagent.drivers.storage.qsd import QsdStorage, qcow2_size
+from hostagent.drivers.storage.qsd import QsdStorage
+from hostagent.drivers.storage.qsd_data import qcow2_size
 from hostagent.lib.paths import Paths
 from tests.conformance.conftest import Daemon
 from tests.programs.fleet import Fleet, open_fleet
@@ -38,6 +39,7 @@ SIZES = (1 * MIB, 2 * MIB, 8 * MIB)
 async def fleet(database_url: str) -> AsyncIterator[Fleet]:
     """One host whose volumes are real ones."""
     root = Path(tempfile.mkdtemp(prefix="bp-"))
+    root.chmod(0o755)  # programs of other users read in it, as in the normal paths
     try:
         async with open_fleet(database_url, root) as fleet:
             fake = await fleet.add_host("a")

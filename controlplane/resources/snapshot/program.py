@@ -49,7 +49,7 @@ class SnapshotProgram(Program[Snapshot, HostLinks]):
             seen = await self.world.hosts.observe(self.subject.host_id, "snapshot", self.subject_id)
         except (HostUnreachable, HostKeyChanged):
             return wait(seconds=LOOK_SECONDS)
-        if seen is None or seen.generation != await self._generation():
+        if seen is None or seen.generation != await self._generation() or self.has_signal("snapshot"):
             return goto(self.take)
         return wait(seconds=LOOK_SECONDS)
 
@@ -67,8 +67,10 @@ class SnapshotProgram(Program[Snapshot, HostLinks]):
         async with self.tx() as tx:
             snapshot = await self._locked(tx)
             await keys.forget(tx.session, snapshot.id)
+            beside = await layers.beside(tx.session, snapshot.id)
             await layers.leave(tx.session, snapshot.id)
-            self.signal("volume", snapshot.volume_id, "snapshot")  # it may stand on less now, or on what was never closed
+            for kind, subject in [("volume", snapshot.volume_id), *beside]:  # they may stand on less now, or on a merged layer
+                self.signal(kind, subject, "snapshot")
             body = {"name": snapshot.name}
             await emit(tx.session, "snapshot.deleted", "snapshot", snapshot.id, project_id=snapshot.project_id, body={**body})
             await tx.session.delete(snapshot)

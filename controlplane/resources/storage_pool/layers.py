@@ -13,6 +13,7 @@ from sqlalchemy import delete, exists, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.core.ids import Kind, is_id
 from controlplane.models.snapshot import Snapshot
 from controlplane.models.storage_layer import StorageLayer, StorageLayerUse
 from controlplane.models.volume import Volume
@@ -75,6 +76,13 @@ async def leave(session: AsyncSession, subject_id: str, layer_ids: Collection[st
     gone = gone.returning(StorageLayer.host_id, StorageLayer.pool, StorageLayer.bytes)
     for host_id, pool, size_bytes in list(await session.execute(gone.execution_options(**_QUIETLY))):
         await pools.hold(session, host_id, pool, -size_bytes)
+
+
+async def beside(session: AsyncSession, snapshot_id: str) -> list[tuple[str, str]]:
+    """Who else stands on the layer that was closed for the snapshot, as (kind, id)."""
+    others = StorageLayerUse.layer_id == snapshot_id, StorageLayerUse.subject_id != snapshot_id
+    found = await session.scalars(select(StorageLayerUse.subject_id).where(*others).order_by(StorageLayerUse.subject_id))
+    return [("snapshot" if is_id(subject, Kind.SNAPSHOT) else "volume", subject) for subject in found]
 
 
 async def learn(session: AsyncSession, subject_id: str, host_id: str, pool: str, told: Sequence[Mapping[str, Any]]) -> None:
