@@ -9,6 +9,7 @@
 | `<kind>.ensure` | the wanted document of `ENSURE` | results.Outcome |
 | `<kind>.purge` | wanted.Purge | results.Outcome |
 | `<kind>.observe` | Subject | ObjectObserved: Observed or null |
+| `traffic.observe` | Subject: a load balancer | TrafficObserved: what its backends carried here |
 | `volume.unlock` | VolumeUnlock | Unlocked: which keys of the volume are still not there |
 | `stream.open` | StreamRequest | StreamTicket: valid once, for 60 s, as SSH command `stream <ticket>` |
 | `events.subscribe` | Cursor | Cursor; then Event frames follow on this channel |
@@ -134,6 +135,30 @@ class ObjectObserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackendTraffic:
+    """What a backend carried through this host since the host has its table. `in` is towards the backend; `refused`: resets to
+    a SYN, `resets`: later ones of the backend. `live_flows` None: the host has too many flows to count them.
+    """
+
+    id: str
+    bytes_in: int = 0
+    bytes_out: int = 0
+    packets_in: int = 0
+    packets_out: int = 0
+    flows: int = 0
+    refused: int = 0
+    resets: int = 0
+    live_flows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficObserved:
+    """Read at most five seconds ago. Empty for a load balancer that this host does not carry."""
+
+    backends: tuple[BackendTraffic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """A position in the event log; log "" means from now on. An unknown log or a dropped seq is answered by the event
     `events.reset`, after which everything must be observed.
@@ -195,6 +220,7 @@ BODY: dict[str, type] = {
     "host.reboot": Reboot,
     "host.uninstall": Uninstall,
     "stream.open": StreamRequest,
+    "traffic.observe": Subject,
     "vm.grant": Grant,
     "volume.unlock": VolumeUnlock,
     "events.subscribe": Cursor,
@@ -208,6 +234,7 @@ ANSWER: dict[str, type] = {
     "host.reboot": Nothing,
     "host.uninstall": Nothing,
     "stream.open": StreamTicket,
+    "traffic.observe": TrafficObserved,
     "vm.grant": Granted,
     "volume.unlock": Unlocked,
     "events.subscribe": Cursor,

@@ -60,6 +60,9 @@ class AddressKind:
                 await _forget(agent, document.address)
             return Succeeded(observed={"state": "standby", "interface": ""})
         job.step = "announcing"
+        if await self._is_elsewhere(agent, document):
+            agent.yielded[document.id] = document.generation
+            return Succeeded(observed={"state": "yielded", "interface": ""})
         interface = await agent.drivers.addresses.apply(document.address, is_announced=document.announce == "arp")
         await agent.drivers.speaker.apply(_spoken(agent))
         return Succeeded(observed={"state": "present", "interface": interface})
@@ -67,6 +70,7 @@ class AddressKind:
     async def remove(self, agent: Agent, object_id: str, document: AddressWanted | None) -> None:
         agent.yielded.pop(object_id, None)
         agent.taken.pop(object_id, None)
+        agent.told.discard(object_id)
         await agent.drivers.speaker.apply(_spoken(agent, but=object_id))
         if document is not None:
             await agent.drivers.addresses.remove(document.address)
@@ -92,6 +96,13 @@ class AddressKind:
     def is_settled(self, document: AddressWanted, observed: Observed | None) -> bool:
         del document
         return observed is not None and observed.state in {"present", "yielded", "standby", "taken"}
+
+    async def _is_elsewhere(self, agent: Agent, document: AddressWanted) -> bool:
+        """Whether another host answers for it, when nobody said in this life that it is to be held here: as after a reboot."""
+        if document.announce != "arp" or document.id in agent.told or agent.grants.holds(document.id, agent.monotonic()):
+            return False
+        addresses = agent.drivers.addresses
+        return not await addresses.held_on(document.address) and await addresses.is_answered(document.address)
 
     def _is_yielded(self, agent: Agent, document: AddressWanted) -> bool:
         """Until it is told anew, or given a grant."""
@@ -144,6 +155,7 @@ async def meet_rival(agent: Agent, address: str) -> None:
 
 
 async def ensure(agent: Agent, body: AddressWanted) -> Outcome:
+    agent.told.add(body.id)
     return await lifecycle.ensure(agent, KIND, body)
 
 

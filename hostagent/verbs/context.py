@@ -42,6 +42,7 @@ class Agent:
 
     `poke` asks the keeper to look at an object at once; `watch` to do so when a process ends. `yielded`: addresses left to
     another host that says to have them, `taken`: those taken from a dead holder; each with the generation of its document.
+    `told`: those that the control plane spoke of since the agent began.
     """
 
     paths: Paths
@@ -68,6 +69,7 @@ class Agent:
     grants: Grants = field(default_factory=Grants)
     yielded: dict[str, Generation] = field(default_factory=dict)
     taken: dict[str, Generation] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
     settle_seconds: float = 1.0
     monotonic: Callable[[], float] = time.monotonic
     poke: Callable[[Key], None] = lambda _key: None

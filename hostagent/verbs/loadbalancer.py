@@ -16,7 +16,7 @@ from hostagent.probes.prober import cost_per_second
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.network import LoadBalancerWanted
 from hostagent.protocol.results import Outcome, Succeeded
-from hostagent.protocol.verbs import ObjectObserved, Subject
+from hostagent.protocol.verbs import ObjectObserved, Subject, TrafficObserved
 from hostagent.protocol.wanted import Observed, Purge
 from hostagent.verbs import lifecycle
 from hostagent.verbs.context import Agent
@@ -92,6 +92,10 @@ async def purge(agent: Agent, body: Purge) -> Outcome:
 
 async def observe(agent: Agent, body: Subject) -> ObjectObserved:
     return await lifecycle.observe(agent, KIND, body)
+
+
+async def traffic(agent: Agent, body: Subject) -> TrafficObserved:
+    return TrafficObserved(backends=await agent.balancer_counts.traffic(body.id))
 
 
 def parts(agent: Agent) -> dict[str, RulePart]:

@@ -41,6 +41,7 @@ def verbs() -> dict[str, Verb]:
         "host.reboot": host.reboot,
         "host.uninstall": host.uninstall,
         "stream.open": stream.open_stream,
+        "traffic.observe": loadbalancer.traffic,
         "vm.grant": grants.grant,
         "volume.unlock": volume.unlock,
     }

@@ -74,6 +74,11 @@ async def test_it_serves_outlives_a_flush_and_the_agents_death(host):
     observed = (await client.call("loadbalancer.observe", Subject(id=wanted.id))).object
     assert observed.state == "present"
     assert {value for key, value in observed.detail.items() if key.startswith("up:")} == {"up"}
+    carried = (await client.call("traffic.observe", Subject(id=wanted.id))).backends
+    assert {one.id for one in carried} == NAMES
+    assert all(one.flows and one.bytes_in and one.bytes_out and one.packets_in for one in carried)
+    assert all(one.live_flows is not None for one in carried)
+    assert (await client.call("traffic.observe", Subject(id="lb_nothing"))).backends == ()
 
     subprocess.run(["nft", "flush", "ruleset"], check=True)
     await host.until_served(NAMES)

@@ -11,7 +11,7 @@ import pytest
 from hostagent.lib.wait import until
 from hostagent.protocol.network import AddressWanted
 from hostagent.protocol.wanted import Generation
-from hostagent.verbs import standby
+from hostagent.verbs import address, lifecycle, standby
 from hostagent.verbs.context import Agent
 from tests.conformance.test_addresses import (
     IPV4,
@@ -96,3 +96,30 @@ async def _granted_holder_is_back(
 async def looked(place: Place, agent: Agent, document: AddressWanted) -> None:
     with inside(place.netns):
         await standby.look(agent, document, is_heard=False)
+
+
+@pytest.mark.caps("root", "netns")
+@pytest.mark.parametrize("text", [IPV4, IPV6])
+async def test_who_comes_back_asks_before_it_tells(tmp_path: Path, outside: Outside, text: str):
+    """After a reboot there is a document and no grant: what another host has by now is left there without a word."""
+    async with agent_in(outside.one, tmp_path) as one, agent_in(outside.two, tmp_path) as two:
+        heard: list[str] = []
+        two.drivers.addresses.rivals.on_rival = heard.append
+        document = wanted(text)
+        await held(outside.two, two, document)
+        two.drivers.addresses._stop(text)  # its repeats would be sent from whichever namespace we are in
+        await one.documents.put("address", document)
+        assert await applied(outside.one, one, document) == "yielded"
+        assert (heard, await where_is(outside, text)) == ([], "two")
+
+        await let_go(outside.two, two, document)
+        one.yielded.clear()  # and at the next one nobody has it
+        assert await applied(outside.one, one, document) == "present"
+        assert await where_is(outside, text) == "one"
+
+
+async def applied(place: Place, agent: Agent, document: AddressWanted) -> str:
+    """As the keeper does it, unasked."""
+    with inside(place.netns):
+        await agent.jobs.wait(lifecycle.start_ensure(agent, address.KIND, document), 10)
+    return await state(place, agent, document)

@@ -23,6 +23,7 @@ from controlplane.resources.address import service as addresses
 from controlplane.resources.address.schemas import AddressAttach
 from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.loadbalancer.schemas import Eject
+from hostagent.protocol.verbs import BackendTraffic
 from tests.programs.edges import Edges, edges, two_vms
 
 __all__ = ["edges"]
@@ -119,6 +120,8 @@ async def test_what_edges_see_is_shown(edges: Edges) -> None:
             f"up:{second}": "IPv4: up, IPv6: down: refused",
             "client_address": "masqueraded",
         }
+        carried = BackendTraffic(id=first, bytes_in=100, bytes_out=9000, flows=3, live_flows=1)
+        edges.hosts["e"].traffic[lb_id] = edges.hosts["f"].traffic[lb_id] = (carried,)
         edges.hosts["f"].details[lb_id] = {f"up:{first}": "down", f"up:{second}": "up", "probes_refused": 7}
         await fleet.tell("loadbalancer", lb_id, "host_event")
 
@@ -133,6 +136,8 @@ async def test_what_edges_see_is_shown(edges: Edges) -> None:
         assert {edge.host: edge.client_address for edge in shown.carried_by} == {"e": "masqueraded", "f": "unknown"}
         assert "loadbalancer.probes_refused" in {said.reason for said in shown.conditions}
         down = next(machine for machine in shown.machines if machine.state == "down")
+        assert down.traffic
+        assert (down.traffic["bytes_out"], down.traffic["flows"], down.traffic["live_flows"]) == (18_000, 6, 2)
         since = {seen.host: seen.since for seen in down.seen}
         await fleet.tell("loadbalancer", lb_id, "host_event")
         await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from hostagent.protocol import codec
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.frames import Answer, Request
 from hostagent.protocol.results import Failed, Outcome, Running, Succeeded
-from hostagent.protocol.verbs import ENSURE, ObjectObserved, Subject
+from hostagent.protocol.verbs import ENSURE, BackendTraffic, ObjectObserved, Subject, TrafficObserved
 from hostagent.protocol.wanted import Observed, Purge
 from tests.fakehost import FakeHost
 
@@ -21,7 +21,7 @@ KINDS = frozenset({"policy", "firewall", "address", "loadbalancer", "notices"})
 class ToldHost:
     """Stands before a FakeHost and answers for the kinds of the network. `requests` is every verb in its order.
 
-    `answers`: what to answer instead, by kind; `details`: what `observe` says, by id.
+    `answers`: what to answer instead, by kind; `details`, `traffic`: what `observe` says, by id.
     """
 
     host: FakeHost
@@ -29,6 +29,7 @@ class ToldHost:
     requests: list[str] = field(default_factory=list)
     answers: dict[str, Running | Failed] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    traffic: dict[str, tuple[BackendTraffic, ...]] = field(default_factory=dict)
 
     @classmethod
     def before(cls, host: FakeHost, links: FakeLinks) -> ToldHost:
@@ -39,6 +40,9 @@ class ToldHost:
     async def answer(self, request: Request) -> Answer:
         kind, _, verb = request.verb.partition(".")
         self.requests.append(request.verb)
+        if kind == "traffic":
+            carried = self.traffic.get(codec.decode(Subject, request.body).id, ())
+            return Answer(id=request.id, body=codec.encode(TrafficObserved(backends=carried)))
         if kind not in KINDS:
             return await self.host.answer(request)
         try:

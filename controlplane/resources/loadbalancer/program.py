@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from sqlalchemy import delete, select, update
 
@@ -18,11 +20,20 @@ from controlplane.models.loadbalancer import Loadbalancer, LoadbalancerBackend
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.loadbalancer.document import KIND, NOTICES, plan
+from controlplane.resources.loadbalancer.traffic import measured
 from controlplane.resources.nic.service import remove_nics
+from hostagent.protocol.verbs import BackendTraffic, Subject, TrafficObserved
 from hostagent.protocol.wanted import Observed
 
 LOOK_SECONDS = 30
 SOON_SECONDS = 2
+
+
+class Seen(NamedTuple):
+    """What one edge says of the load balancer, and what each backend carried there."""
+
+    observed: Observed
+    carried: Sequence[BackendTraffic]
 
 
 class LoadbalancerProgram(Program[Loadbalancer, HostLinks]):
@@ -74,24 +85,27 @@ class LoadbalancerProgram(Program[Loadbalancer, HostLinks]):
             return 0
         return row.drain_seconds - (self.world.clock.now() - row.deleting_at).total_seconds()
 
-    async def _look(self, edges: list[str]) -> dict[str, Observed]:
+    async def _look(self, edges: list[str]) -> dict[str, Seen]:
         """What each edge that answers says; a silent one is left out."""
-        found: dict[str, Observed] = {}
+        found: dict[str, Seen] = {}
+        hosts, subject = self.world.hosts, Subject(id=self.subject_id)
         for host_id in edges:
             try:
-                seen = await self.world.hosts.observe(host_id, KIND, self.subject_id)
+                seen = await hosts.observe(host_id, KIND, self.subject_id)
+                if seen is not None:
+                    carried: TrafficObserved = await hosts.call(host_id, "traffic.observe", subject)
+                    found[host_id] = Seen(seen, carried.backends)
             except (HostUnreachable, HostKeyChanged, AgentError):
                 continue
-            if seen is not None:
-                found[host_id] = seen
         return found
 
-    async def _note(self, tx: Tx, row: Loadbalancer, seen: dict[str, Observed]) -> None:
+    async def _note(self, tx: Tx, row: Loadbalancer, seen: dict[str, Seen]) -> None:
         """Keep since when each backend is in its state; a change is an event."""
-        now = self.world.clock.now().astimezone(UTC).isoformat()
+        moment = self.world.clock.now().astimezone(UTC)
+        now = moment.isoformat()
         before = row.observed
         after: dict[str, Json] = {}
-        for host_id, observed in seen.items():
+        for host_id, (observed, carried) in seen.items():
             known = before.get(host_id)
             states = known.get("backends") if isinstance(known, dict) else None
             kept = states if isinstance(states, dict) else {}
@@ -106,7 +120,8 @@ class LoadbalancerProgram(Program[Loadbalancer, HostLinks]):
                     body = {"name": row.name, "backend": nic_id, "host_id": host_id, "before": last[0], "state": state}
                     await emit(tx.session, "loadbalancer.backend", KIND, row.id, project_id=row.project_id, body=body)
             rest: dict[str, Json] = {key: value for key, value in observed.detail.items() if not key.startswith("up:")}
-            after[host_id] = {"backends": backends, "detail": rest}
+            traffic = measured(carried, known.get("traffic") if isinstance(known, dict) else None, moment)
+            after[host_id] = {"backends": backends, "detail": rest, "traffic": traffic}
         if after != before:
             row.observed = after
 

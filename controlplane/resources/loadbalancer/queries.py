@@ -19,6 +19,7 @@ from controlplane.models.loadbalancer import Loadbalancer, LoadbalancerBackend, 
 from controlplane.models.nic import Nic
 from controlplane.models.vm import Vm
 from controlplane.resources.loadbalancer.document import listeners_of, machines_of, vips_of
+from controlplane.resources.loadbalancer.traffic import summed
 
 WORST = ("up", "leaving", "draining", "ejected", "circuit_open", "down")
 _GETS_FLOWS = ("up", "starting", "held", "circuit half open")
@@ -43,6 +44,7 @@ def word_of(said: str) -> str:
 class Machine:
     nic: Nic
     seen: Sequence[Seen]
+    traffic: Mapping[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.nic, name)
@@ -195,7 +197,9 @@ async def _backends(session: AsyncSession, row: Loadbalancer, names: Mapping[str
     )
     machines: dict[str, list[Machine]] = {}
     for backend, nic in await machines_of(session, row.id):
-        machines.setdefault(backend.id, []).append(Machine(nic=nic, seen=_seen(row, nic.id, names)))
+        machines.setdefault(backend.id, []).append(
+            Machine(nic=nic, seen=_seen(row, nic.id, names), traffic=_traffic(row, nic.id))
+        )
     return [
         ShownBackend(
             row=backend,
@@ -205,6 +209,11 @@ async def _backends(session: AsyncSession, row: Loadbalancer, names: Mapping[str
         )
         for backend, vm, endpoint in await session.execute(query)
     ]
+
+
+def _traffic(row: Loadbalancer, nic_id: str) -> Mapping[str, Any] | None:
+    said = [value.get("traffic") for value in row.observed.values() if isinstance(value, dict)]
+    return summed(one.get(nic_id) for one in said if isinstance(one, dict))
 
 
 def _seen(row: Loadbalancer, nic_id: str, names: Mapping[str, str]) -> list[Seen]:

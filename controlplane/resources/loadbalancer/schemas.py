@@ -200,6 +200,25 @@ class SeenView(View):
     since: datetime | None = Field(description="Since when it says so.", examples=["2026-11-30T12:00:00Z"])
 
 
+class TrafficView(View):
+    """What a machine carried for the load balancer, at all edge hosts together; counters begin anew with an edge's table."""
+
+    bytes_in: int = Field(description="Bytes to the backend.", examples=[1_048_576])
+    bytes_out: int = Field(description="Bytes from the backend.", examples=[52_428_800])
+    packets_in: int = Field(description="Packets to the backend.", examples=[1200])
+    packets_out: int = Field(description="Packets from the backend.", examples=[38_000])
+    flows: int = Field(description="Flows begun.", examples=[420])
+    live_flows: int | None = Field(
+        description="Flows there now; null where an edge host has too many to count them.", examples=[12]
+    )
+    refused: int = Field(description="Flows that the backend refused: a reset to the first packet.", examples=[0])
+    resets: int = Field(description="Flows that the backend reset later on.", examples=[1])
+    bytes_in_per_second: float = Field(description="Between the last two looks.", examples=[3200.5])
+    bytes_out_per_second: float = Field(description="Between the last two looks.", examples=[160_000.0])
+    flows_per_second: float = Field(description="Flows begun, between the last two looks.", examples=[1.4])
+    at: datetime = Field(description="When an edge host was last looked at.", examples=["2026-11-30T12:00:00Z"])
+
+
 class BackendMachineView(View):
     """One machine of a backend; an endpoint has one for each ready replica."""
 
@@ -208,6 +227,7 @@ class BackendMachineView(View):
     ipv6: IPv6Address = Field(description="Its IPv6 address.", examples=["fd4e:1b2c:3d4f::7"])
     state: str = Field(description="The worst that an edge host says; `unknown` until one does.", examples=["up"])
     seen: list[SeenView] = Field(description="What each edge host says.", examples=[[]])
+    traffic: TrafficView | None = Field(description="What it carried; null until an edge host has counted.", examples=[None])
 
 
 class BackendView(View):

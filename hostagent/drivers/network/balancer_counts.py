@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from hostagent.drivers.network import balancer_kernel
 from hostagent.drivers.network.balancer import Balancers
@@ -18,11 +19,37 @@ from hostagent.drivers.network.balancer_circuit import CLOSED, OPEN, Circuit, Co
 from hostagent.drivers.network.balancer_long import LongFlows
 from hostagent.drivers.network.balancer_rules import COUNTERS
 from hostagent.drivers.network.balancer_service import BUCKET_BOUNDS
+from hostagent.protocol.verbs import BackendTraffic
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
+FRESH_SECONDS = 5.0
 Readings = dict[str, dict[int, tuple[int, int]]]
 Name = tuple[str, str]  # (service, backend)
+
+
+class Sample(NamedTuple):
+    """Counters, and flows by mark; None: there are too many to count."""
+
+    at: float
+    readings: Readings
+    flows: Counter[int] | None
+    offloaded: int
+
+    def of(self, name: str, marks: Iterable[int]) -> BackendTraffic:
+        found = {key: [values.get(mark, (0, 0)) for mark in marks] for key, values in self.readings.items()}
+        packets = {key: sum(one[0] for one in each) for key, each in found.items()}
+        return BackendTraffic(
+            id=name,
+            bytes_in=sum(one[1] for one in found.get("lb_in", ())),
+            bytes_out=sum(one[1] for one in found.get("lb_out", ())),
+            packets_in=packets.get("lb_in", 0),
+            packets_out=packets.get("lb_out", 0),
+            flows=packets.get("lb_flows", 0),
+            refused=packets.get("lb_refused", 0),
+            resets=packets.get("lb_resets", 0),
+            live_flows=sum(self.flows[mark] for mark in marks) if self.flows is not None else None,
+        )
 
 
 class BalancerCounts:
@@ -31,6 +58,8 @@ class BalancerCounts:
         self._circuits: dict[Name, Circuit] = {}
         self._long = LongFlows()
         self._task: asyncio.Task[None] | None = None
+        self._sample: Sample | None = None
+        self._sampling = asyncio.Lock()
 
     def start(self) -> None:
         self._task = self._task or asyncio.create_task(self._watch(), name="circuits")
@@ -74,12 +103,31 @@ class BalancerCounts:
 
     async def lines(self) -> list[str]:
         """Prometheus text."""
+        sample = self._sample = await self._take_sample()
+        traffic = self._traffic_lines(sample.readings, sample.flows or Counter())
+        return [*self._state_lines(), *traffic, *self._failover_lines(), *_plain(sample.offloaded)]
+
+    async def traffic(self, service_id: str) -> tuple[BackendTraffic, ...]:
+        """What each backend of a service has carried; who asks for many services at once reads the table once."""
+        if (service := self._balancers.services.get(service_id)) is None:
+            return ()
+        async with self._sampling:
+            if self._sample is None or time.monotonic() - self._sample.at > FRESH_SECONDS:
+                self._sample = await self._take_sample()
+        marks: dict[str, list[int]] = {backend.id: [] for backend in service.wanted.backends if backend.state != "removed"}
+        for (_, name), mark in service.marks.items():
+            marks.setdefault(name, []).append(mark)
+        return tuple(self._sample.of(name, found) for name, found in marks.items())
+
+    async def _take_sample(self) -> Sample:
+        at = time.monotonic()
         readings = await read(COUNTERS) if self._balancers.services else {}
         if readings:
             await self.look_at_long_flows(is_asked=True)
         readings = {name: _together(found, self._long.sums.get(name, {})) for name, found in readings.items()}
-        flows, offloaded = await asyncio.to_thread(balancer_kernel.live_flows) if readings else (Counter[int](), 0)
-        return [*self._state_lines(), *self._traffic_lines(readings, flows), *self._failover_lines(), *_plain(offloaded)]
+        if not readings:
+            return Sample(at, readings, None, 0)
+        return Sample(at, readings, *await asyncio.to_thread(balancer_kernel.live_flows))
 
     def _state_lines(self) -> Iterator[str]:
         yield "# TYPE bedplate_lb_backend_up gauge"

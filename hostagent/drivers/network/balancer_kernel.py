@@ -83,17 +83,15 @@ def marked_flows(bit: int) -> Iterator[tuple[bytes, int, Carried]]:
         yield fields.get(CTA_ID, b""), int.from_bytes(fields.get(CTA_MARK, b""), "big"), Carried(*numbers)
 
 
-def live_flows() -> tuple[Counter[int], int]:
-    """(flows by mark without the flowtable's bit, flows in a flowtable). Of a table that is small enough to be walked; else
-    nothing. Blocks.
-    """
+def live_flows() -> tuple[Counter[int] | None, int]:
+    """(flows by mark without the flowtable's bit, flows in a flowtable). None: the table is too large to be walked. Blocks."""
     marks: Counter[int] = Counter()
     offloaded = 0
     try:
         if int(COUNT.read_text(encoding="ascii")) > MAX_WALKED_FLOWS:
-            return marks, 0
+            return None, 0
     except OSError:
-        return marks, 0
+        return None, 0
     for payload in _ask(message(NFNL_SUBSYS_CTNETLINK << 8 | MSG_GET, _REQUEST | _DUMP, 1, socket.AF_UNSPEC)):
         fields = attributes(payload[_GENERIC_BYTES:])
         if mark := int.from_bytes(fields.get(CTA_MARK, b""), "big"):
