@@ -75,6 +75,12 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 DomainName = Annotated[str, StringConstraints(to_lower=True, max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
 
 
+def is_private_url(text: str) -> bool:
+    """Whether nobody on the way reads along."""
+    url = urlsplit(text)
+    return url.scheme == "https" or (url.scheme == "http" and url.hostname in {"127.0.0.1", "::1", "localhost"})
+
+
 class AcmeSettings(Section):
     domains: Annotated[tuple[DomainName, ...], NoDecode, BeforeValidator(_split)] = Field(
         default=(),
@@ -106,8 +112,7 @@ class AcmeSettings(Section):
     @classmethod
     def _is_private(cls, value: str) -> str:
         """An account's signatures are not for plain HTTP; loopback is for tests and sidecars."""
-        url = urlsplit(value)
-        if url.scheme == "https" or (url.scheme == "http" and url.hostname in {"127.0.0.1", "::1", "localhost"}):
+        if is_private_url(value):
             return value
         raise ValueError("an ACME directory has an https:// URL")
 
@@ -130,6 +135,45 @@ class ApiSettings(Section):
     login_token_days: int = Field(default=90, ge=1, le=3650, description="A token made by `bedplate login` ends after this.")
     session_idle_minutes: int = Field(default=720, ge=5, le=525_600, description="An unused session ends after this.")
     tls: TlsSettings = TlsSettings()
+
+
+MappedRole = Annotated[str, StringConstraints(pattern=r"^(operator|[a-z0-9_-]{1,64}:(admin|editor|viewer))$")]
+
+
+class OidcSettings(Section):
+    """Signing in by an OpenID Connect provider."""
+
+    issuer: str = Field(default="", description="The provider's issuer URL; empty: people sign in by name and password alone.")
+    client_id: str = Field(default="", description="What the provider calls this deployment.")
+    client_secret_file: Path | None = Field(
+        default=None, description="File with the client's secret; without one the client is public, and PKCE alone protects it."
+    )
+    name: str = Field(default="single sign-on", max_length=64, description="What the button in the console says.")
+    scopes: str = Field(default="openid email profile", pattern=r"^openid( \S+)*$", description="What is asked for.")
+    public_url: str = Field(
+        default="",
+        description="Address of the console as browsers know it, where it is not the one they ask for. "
+        "The provider must know `<address>/v1/sessions/sso/finish`.",
+    )
+    creates_people: bool = Field(default=True, description="Make an account, without any right, for who comes the first time.")
+    links_by_email: bool = Field(
+        default=False,
+        description="Let who comes with a verified e-mail address into the account that has it as its name. "
+        "Only where the provider's word on addresses is as good as your own.",
+    )
+    groups_claim: str = Field(default="groups", description="Claim of the ID token that lists the person's groups.")
+    groups: dict[str, list[MappedRole]] = Field(
+        default_factory=dict,
+        description="What groups may do (a JSON object): `operator`, or `<project>:<role>`. At each sign-in by the provider, "
+        "people get in what is named here exactly what their groups give.",
+    )
+    ca_file: Path | None = Field(default=None, description="PEM certificates to trust for the provider's own TLS.")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.issuer and not (is_private_url(self.issuer) and self.client_id):
+            raise ValueError("an OpenID Connect provider has an https:// issuer and a client_id")
+        return self
 
 
 class GatewaySettings(Section):
@@ -263,6 +307,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = DatabaseSettings()
     redis: RedisSettings = RedisSettings()
     api: ApiSettings = ApiSettings()
+    oidc: OidcSettings = OidcSettings()
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
     watch: WatchSettings = WatchSettings()

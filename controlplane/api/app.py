@@ -25,6 +25,7 @@ from controlplane.api.openapi import document
 from controlplane.core.clock import Clock, SystemClock
 from controlplane.core.sealing import Sealer
 from controlplane.events.feed import EventFeed
+from controlplane.identity.oidc import provider_of
 from controlplane.placement.explain import REJECTIONS
 from controlplane.settings import Settings
 
@@ -50,7 +51,14 @@ def create_app(
     registry = CollectorRegistry()
     registry.register(REJECTIONS)
     feed = EventFeed(database)
-    services = Services(settings=settings, database=database, sealer=sealer, clock=clock or SystemClock(), events=feed)
+    services = Services(
+        settings=settings,
+        database=database,
+        sealer=sealer,
+        clock=clock or SystemClock(),
+        events=feed,
+        oidc=provider_of(settings.oidc),
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

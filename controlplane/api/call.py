@@ -27,6 +27,7 @@ from controlplane.core.ids import is_id
 from controlplane.core.json import JsonObject
 from controlplane.core.sealing import Sealer
 from controlplane.events.feed import EventFeed
+from controlplane.identity.oidc import Provider
 from controlplane.models.base import Base
 from controlplane.models.project import Project
 from controlplane.settings import Settings
@@ -51,6 +52,7 @@ class Services:
     sealer: Sealer
     clock: Clock
     events: EventFeed
+    oidc: Provider | None = None
 
 
 class AlreadyAnswered(Exception):

@@ -18,6 +18,8 @@ from controlplane.identity.errors import CrossSite
 from controlplane.identity.service import Credentials, authenticate
 
 COOKIE = "bedplate_session"
+_FLOW_COOKIE = "bedplate_sso"
+_FLOW_PATH = "/v1/sessions/sso"
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
@@ -78,3 +80,24 @@ async def count_failure(call: RequestContext) -> None:
     """A failure of the client's address; the caller commits."""
     now, most = call.services.clock.now(), call.services.settings.api.sign_in_failures_per_address
     await guessing.count_address(call.session, call.client_address, now, most=most)
+
+
+def finish_url(call: RequestContext) -> str:
+    """Where an identity provider sends the browser back to."""
+    base = call.services.settings.oidc.public_url or str(call.request.base_url)
+    return f"{base.rstrip('/')}{_FLOW_PATH}/finish"
+
+
+def flow_of(connection: HTTPConnection) -> str | None:
+    return connection.cookies.get(_FLOW_COOKIE)
+
+
+def keep_flow(response: Response, connection: HTTPConnection, sealed: str, *, seconds: int) -> None:
+    """Give the browser the sign-in that it begins. Lax, because it comes back from another site."""
+    is_secure = connection.url.scheme == "https"
+    response.set_cookie(_FLOW_COOKIE, sealed, max_age=seconds, path=_FLOW_PATH, secure=is_secure, httponly=True, samesite="lax")
+
+
+def forget_flow(response: Response, connection: HTTPConnection) -> None:
+    is_secure = connection.url.scheme == "https"
+    response.delete_cookie(_FLOW_COOKIE, path=_FLOW_PATH, secure=is_secure, httponly=True, samesite="lax")

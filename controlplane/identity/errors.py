@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import BedplateError, Forbidden, Unauthenticated
+from controlplane.core.errors import BedplateError, Forbidden, Unauthenticated, Unavailable
 
 
 class TokenMissing(Unauthenticated):
@@ -32,3 +32,17 @@ class AddressLocked(BedplateError):
     code = "auth.address_locked"
     status = 429
     title = "Too many failures from your address"
+
+
+class SsoRefused(Unauthenticated):
+    """What the identity provider says lets nobody in here; the detail says why, the log of the API more."""
+
+    code = "auth.sso_refused"
+    title = "The sign-in by the provider was refused"
+
+
+class SsoUnavailable(Unavailable):
+    """The identity provider does not answer, or is not set up (`oidc.issuer`); name and password go on working."""
+
+    code = "auth.sso_unavailable"
+    title = "The identity provider does not answer"

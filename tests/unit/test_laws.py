@@ -29,6 +29,7 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "network": {"allocate", "mesh"},  # pure: arithmetic of prefixes; which host reaches which by what way
     "storage_pool": {"layers"},  # what volumes and snapshots are made of holds the pool's room
     "project": {"keys"},  # the key over the keys of its volumes
+    "session": {"sso"},  # who a provider says one is, and what that gives
     "volume": {"conditions", "document"},  # pure
     "vm": {"conditions", "document", "guards", "request"},  # pure, but for what must be told before a start
 }

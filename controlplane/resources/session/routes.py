@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Annotated, Any
 
+from fastapi import Query
 from sqlalchemy import ColumnElement
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from controlplane.api import session as cookies
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref, RequestContext
 from controlplane.audit import service as audit
 from controlplane.authz.service import Actor
 from controlplane.core.errors import FieldError
+from controlplane.core.json import JsonObject
 from controlplane.identity import guessing
 from controlplane.identity import password as passwords
-from controlplane.identity.errors import AddressLocked
+from controlplane.identity.errors import AddressLocked, SsoRefused, SsoUnavailable
+from controlplane.identity.oidc import Provider, new_flow
 from controlplane.identity.service import digest, new_session
 from controlplane.models.session import UserSession
 from controlplane.models.user import User
-from controlplane.resources.session import queries, service
+from controlplane.resources.session import queries, service, sso
 from controlplane.resources.session.errors import CodeNeeded, LinkInvalid, SessionNotFound, SignInRefused
-from controlplane.resources.session.schemas import Redeem, SessionView, SignedIn, SignIn
+from controlplane.resources.session.schemas import Methods, Redeem, SessionView, SignedIn, SignIn, SsoMethod
 from controlplane.resources.user import queries as users
 from controlplane.resources.user import service as user_service
 from controlplane.resources.user.errors import UserLocked, UserPasswordWeak
@@ -89,6 +93,60 @@ async def redeem(call: Call, body: Redeem, response: Response) -> SignedIn:
     return signed_in
 
 
+@noun.route("GET", "/methods", "methods", Methods, is_public=True)
+async def methods(call: Call) -> Methods:
+    """By what one may sign in besides name and password."""
+    if call.services.oidc is None:
+        return Methods(sso=None)
+    return Methods(sso=SsoMethod(name=call.services.settings.oidc.name, path="/v1/sessions/sso/start"))
+
+
+Next = Annotated[
+    str, Query(alias="next", max_length=1000, description="Path of the console to come back to.", examples=["/p/default"])
+]
+State = Annotated[str, Query(max_length=500, description="What the sign-in began with.", examples=["…"])]
+Code = Annotated[str, Query(max_length=4000, description="What the provider gives for an ID token.", examples=["…"])]
+Said = Annotated[str, Query(max_length=200, description="Why the provider refuses.", examples=["access_denied"])]
+_TO_PROVIDER: dict[int | str, dict[str, Any]] = {303: {"description": "To the identity provider."}}
+_TO_CONSOLE: dict[int | str, dict[str, Any]] = {303: {"description": "To the console, signed in or with `?refused=<code>`."}}
+
+
+@noun.route(
+    "GET",
+    "/sso/start",
+    "start-sso",
+    None,
+    status=303,
+    is_public=True,
+    errors=[SsoUnavailable, AddressLocked],
+    answers=_TO_PROVIDER,
+)
+async def start_sso(call: Call, next_path: Next = "/") -> Response:
+    """Sign in by the identity provider: the browser is sent there and comes back."""
+    await cookies.refuse_address(call)
+    provider = _provider(call)
+    flow = new_flow(sso.own_path(next_path))
+    async with call.outside():
+        url = await provider.authorization_url(flow, cookies.finish_url(call))
+    answer = RedirectResponse(url, 303)
+    cookies.keep_flow(answer, call.request, sso.sealed(call.services.sealer, flow), seconds=sso.FLOW_SECONDS)
+    return answer
+
+
+@noun.route("GET", "/sso/finish", "finish-sso", None, status=303, is_public=True, answers=_TO_CONSOLE)
+async def finish_sso(call: Call, state: State = "", code: Code = "", error: Said = "") -> Response:
+    """Where the identity provider sends the browser back to."""
+    try:
+        answer = await _finished(call, state, code, error)
+    except (SsoRefused, SsoUnavailable, AddressLocked) as refusal:
+        await call.session.rollback()
+        if isinstance(refusal, SsoRefused):
+            await cookies.count_failure(call)
+        answer = RedirectResponse(f"/?refused={refusal.code}", 303)
+    cookies.forget_flow(answer, call.request)
+    return answer
+
+
 @noun.list(SessionView)
 async def list_(call: Call, page: Page) -> PageOf[UserSession]:
     """List your sessions; an operator sees everybody's."""
@@ -119,6 +177,38 @@ async def delete(call: Call, session: Ref) -> None:
 
 def _seen(call: Call) -> list[ColumnElement[bool]]:
     return [] if call.actor.is_operator else [UserSession.user_id == call.actor.user_id]
+
+
+def _provider(call: RequestContext) -> Provider:
+    if call.services.oidc is None:
+        raise SsoUnavailable("no identity provider is set up")
+    return call.services.oidc
+
+
+async def _finished(call: RequestContext, state: str, code: str, error: str) -> Response:
+    """Signed in by what the provider says; raises SsoRefused, SsoUnavailable, AddressLocked."""
+    await cookies.refuse_address(call)
+    provider, settings = _provider(call), call.services.settings.oidc
+    flow = sso.opened(call.services.sealer, cookies.flow_of(call.request), state)
+    if error or not code:
+        raise SsoRefused(f"the identity provider says {error or 'nothing'}")
+    async with call.outside():
+        claims = await provider.claims(flow, code, cookies.finish_url(call))
+    user, is_new = await sso.person(call.session, settings, claims)
+    given = await sso.give_roles(call.session, settings, user, claims.groups)
+    answer = RedirectResponse(flow.next, 303)
+    signed_in = await _signed_in(call, user, answer)
+    after: JsonObject = {"issuer": claims.issuer, "is_new": is_new, "roles": {**given}, "session": signed_in.id}
+    await audit.record(
+        call.session,
+        call.actor,
+        "session.finish-sso",
+        subject_kind="user",
+        subject_id=user.id,
+        request_id=call.request_id,
+        after=after,
+    )
+    return answer
 
 
 async def _refuse_nobody(call: RequestContext, name: str) -> None:

@@ -21,6 +21,15 @@ class Redeem(Input):
     password: Password
 
 
+class SsoMethod(View):
+    name: str = Field(description="What the button says.", examples=["Example ID"])
+    path: str = Field(description="Where the browser goes.", examples=["/v1/sessions/sso/start"])
+
+
+class Methods(View):
+    sso: SsoMethod | None = Field(description="The identity provider, where one is set up.", examples=[None])
+
+
 class SessionView(View):
     id: str = Field(description="The id.", examples=["sess_01jd2x4k3fe8v9m2q7t5w0y6za"])
     user_id: str = Field(description="Whose it is.", examples=["user_01jd2x4k3fe8v9m2q7t5w0y6za"])

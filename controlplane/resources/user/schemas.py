@@ -41,6 +41,9 @@ class UserView(Resource):
     is_operator: bool = Field(description="May do everything in the deployment.", examples=[False])
     is_disabled: bool = Field(description="Refused everywhere.", examples=[False])
     has_password: bool = Field(description="Whether the one-time link was used.", examples=[True])
+    sso_issuer: str | None = Field(
+        default=None, description="The provider by which they sign in too.", examples=["https://id.example.org"]
+    )
     has_totp: bool = Field(description="Whether sign-in asks for a one-time code.", examples=[False])
     locked_until: AwareDatetime | None = Field(
         description="Too many wrong passwords: until then none is looked at.", examples=["2026-12-01T12:00:00Z"]

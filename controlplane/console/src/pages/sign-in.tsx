@@ -1,5 +1,5 @@
 /** Signing in: by name and password, or the first time by a one-time link. */
-import { useQueryClient } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { type ReactNode, useState } from "react";
 import { useNavigate } from "react-router";
 import { api } from "../api/client";
@@ -32,7 +32,9 @@ export function SignIn() {
   const [password, setPassword] = useState("");
   const [code, setCode] = useState("");
   const [needsCode, setNeedsCode] = useState(false);
-  const [problem, setProblem] = useState<unknown>(null);
+  const refused = new URLSearchParams(window.location.search).get("refused");
+  const [problem, setProblem] = useState<unknown>(refused && new Problem(401, refused, "The sign-in by the provider was refused", "", ""));
+  const { data: methods } = useQuery({ queryKey: ["methods"], queryFn: async () => (await api.GET("/v1/sessions/methods")).data ?? null, staleTime: Infinity });
   const send = async () => {
     setProblem(null);
     try {
@@ -51,6 +53,7 @@ export function SignIn() {
         {needsCode && <Text label="One-time code" value={code} onChange={setCode} autoComplete="one-time-code" inputMode="numeric" />}
         {problem !== null && <Trouble problem={problem} />}
         <button type="submit" className="button primary justify-center">Sign in</button>
+        {methods?.sso && <a className="button justify-center" href={`${methods.sso.path}?next=${encodeURIComponent(window.location.pathname + (refused ? "" : window.location.search))}`}>Sign in by {methods.sso.name}</a>}
         <p className="m-0 text-xs soft">Nobody has signed in yet? <code>bedplate up</code> keeps the first operator's link in <code>operator-link</code> in its state directory.</p>
       </form>
     </Frame>
