@@ -79,10 +79,14 @@ def upgrade() -> None:
     op.create_index(
         "token_owner_name_key", "token", [sa.literal_column("coalesce(user_id, project_id, '')"), "name"], unique=True
     )
+    op.add_column("user", sa.Column("sso_issuer", sa.Text(), nullable=True))
+    op.add_column("user", sa.Column("sso_subject", sa.Text(), nullable=True))
     op.add_column("user", sa.Column("failed_at", sa.DateTime(timezone=True), nullable=True))
+    op.create_unique_constraint("user_sso_key", "user", ["sso_issuer", "sso_subject"])
     op.drop_column("volume", "pool_bytes")
     # ### end Alembic commands ###
     op.execute("ALTER TABLE image_file DROP CONSTRAINT image_file_size_not_negative")
+    op.execute('ALTER TABLE "user" ADD CONSTRAINT user_sso_is_whole CHECK (((sso_issuer IS NULL) = (sso_subject IS NULL)))')
     op.execute(
         "ALTER TABLE image_file ADD CONSTRAINT image_file_size_not_negative CHECK (((size_bytes >= 0) AND (fetched_bytes >= 0)))"
     )
