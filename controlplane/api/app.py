@@ -40,6 +40,17 @@ def routers() -> list[APIRouter]:
     return found
 
 
+def _services(settings: Settings, database: Database, sealer: Sealer, clock: Clock) -> Services:
+    return Services(
+        settings=settings,
+        database=database,
+        sealer=sealer,
+        clock=clock,
+        events=EventFeed(database),
+        oidc=provider_of(settings.oidc),
+    )
+
+
 def create_app(
     settings: Settings,
     database: Database,
@@ -50,15 +61,8 @@ def create_app(
     """The application; the caller owns `database` and closes it afterwards."""
     registry = CollectorRegistry()
     registry.register(REJECTIONS)
-    feed = EventFeed(database)
-    services = Services(
-        settings=settings,
-        database=database,
-        sealer=sealer,
-        clock=clock or SystemClock(),
-        events=feed,
-        oidc=provider_of(settings.oidc),
-    )
+    services = _services(settings, database, sealer, clock or SystemClock())
+    feed = services.events
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
