@@ -24,6 +24,7 @@ from controlplane.resources.snapshot import service as snapshots
 from controlplane.resources.snapshot.schemas import SnapshotTake
 from controlplane.resources.storage_pool import service as pools
 from controlplane.resources.vm import service as vms
+from controlplane.resources.volume import queries
 from controlplane.resources.volume import service as volumes
 from controlplane.resources.volume.errors import VolumeVmFailed
 from controlplane.resources.volume.schemas import VolumeAttach, VolumeCreate
@@ -271,6 +272,54 @@ async def test_a_machine_that_fails_fails_the_attachment_and_letting_go_cures_it
         await fleet.until_ready(vm_id)
         await attach(fleet, other_id, vm_id)
         await until_settled(fleet, other_id)
+
+
+async def test_a_disk_is_free_when_its_machine_has_let_it_go(fleet: Fleet) -> None:
+    """The fake machine takes disks at its start alone: what it runs with it holds until it is stopped."""
+    volume_id = await create(fleet)
+    vm_id = await fleet.create_vm(volumes=[{"name": "own", "size_bytes": SIZE}])
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        async with fleet.database.session() as session:
+            own_id = await session.scalar(select(Volume.id).where(Volume.name == "own"))
+        assert own_id
+        await until_settled(fleet, volume_id)
+        await detach(fleet, own_id)
+
+        async def is_pending() -> bool:
+            async with fleet.database.session() as session:
+                shown = await queries.show(session, await session.get_one(Volume, own_id))
+                return [(said.type, said.reason) for said in shown.conditions if said.type == "DetachPending"] == [
+                    ("DetachPending", "after_reboot")
+                ]
+
+        await fleet.until(is_pending, "it says what it waits for")
+        held = await row(fleet, own_id)
+        assert held
+        assert (held.vm_id, held.is_detaching) == (vm_id, True), "another machine must not get it meanwhile"
+        await fleet.change(vm_id, vms.restart)
+        assert (await until_settled(fleet, own_id)).vm_id is None
+
+
+async def test_a_guest_that_keeps_a_disk_is_named(fleet: Fleet) -> None:
+    vm_id, volume_id = await fleet.create_vm(), await create(fleet)
+    (fake,) = fleet.hosts.values()
+    async with fleet.running():
+        await fleet.until_ready(vm_id)
+        await until_settled(fleet, volume_id)
+        await attach(fleet, volume_id, vm_id)
+        await until_settled(fleet, volume_id)
+        await fleet.change(vm_id, vms.restart)
+        await fleet.until_ready(vm_id)
+        fake.faults.fail("machine.observe", AgentError("vm.detach_waits", "it keeps it", volumes=[volume_id]), times=2)
+        await detach(fleet, volume_id)
+
+        async def is_named() -> bool:
+            async with fleet.database.session() as session:
+                shown = await queries.show(session, await session.get_one(Volume, volume_id))
+                return "in_use_by_guest" in [said.reason for said in shown.conditions]
+
+        await fleet.until(is_named, "it says who keeps it")
 
 
 async def test_a_snapshot_says_the_size_that_was_taken(fleet: Fleet) -> None:

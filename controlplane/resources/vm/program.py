@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import func, select
 
@@ -18,7 +20,7 @@ from controlplane.models.volume import Volume
 from controlplane.placement.queue import wake_next
 from controlplane.placement.reserve import release, resize_reservation
 from controlplane.placement.wake import wake_waiting
-from controlplane.remote.link import HostKeyChanged, HostLinks, HostUnreachable
+from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.image.copies import copy_on
 from controlplane.resources.image.program import ImageCopyProgram
@@ -29,6 +31,7 @@ from controlplane.resources.vm import guards, service
 from controlplane.resources.vm.document import images_of, vm_document
 from controlplane.resources.vm.request import request_for
 from controlplane.resources.volume import service as volumes
+from controlplane.resources.volume.conditions import has_disk
 from controlplane.resources.volume.program import VolumeProgram
 from controlplane.resources.volume.queries import IN_ORDER
 from hostagent.protocol.wanted import Generation, VmWanted
@@ -98,8 +101,13 @@ class VmProgram(Program[Vm, HostLinks]):
         """Tell the host what is wanted now, and wait until it is so."""
         assert self.subject.host_id is not None
         document = await self._document()
-        with refusals_park():
-            success = carried_out(await self.world.hosts.ensure(self.subject.host_id, document))
+        try:
+            with refusals_park():
+                success = carried_out(await self.world.hosts.ensure(self.subject.host_id, document))
+        except AgentError as error:
+            if error.code != "vm.detach_waits":
+                raise
+            return await self._wait_for_guest(error.context.get("volumes") or ())
         if success is None:
             return wait(seconds=2)
         state = str(success.observed.get("state", "unknown"))
@@ -108,7 +116,7 @@ class VmProgram(Program[Vm, HostLinks]):
             await self._note(tx, vm, state, {"held": bool(success.observed.get("held"))})
             vm.observed_generation = max(vm.observed_generation, document.generation.number)
             await self._settle_share(tx, vm)
-            await self._settle_disks(tx, document)
+            await self._tell_disks(tx)
             return tx.goto(self.serve)
 
     @step(within=None)
@@ -127,7 +135,8 @@ class VmProgram(Program[Vm, HostLinks]):
         state = "stopped" if seen.state == "absent" else seen.state  # the document is there, no process is
         async with self.tx() as tx:
             await self._note(tx, await self._locked(tx), state, dict(seen.detail))
-        is_as_wanted = state == vm.power or bool(seen.detail.get("held"))
+            has_let_go = await self._let_go_disks(tx, state, seen.detail)
+        is_as_wanted = (state == vm.power or bool(seen.detail.get("held"))) and has_let_go
         return wait(seconds=LOOK_SECONDS if is_as_wanted else SOON_SECONDS)
 
     @step(within=timedelta(minutes=30))
@@ -166,15 +175,32 @@ class VmProgram(Program[Vm, HostLinks]):
         """Its disks in their order, also those that are just being taken out."""
         return list(await tx.session.scalars(select(Volume).where(Volume.vm_id == self.subject_id).order_by(*IN_ORDER)))
 
-    async def _settle_disks(self, tx: Tx, document: VmWanted) -> None:
-        """What the host has carried out: disks that it was not told of any more are free; all others hear of it."""
-        told = {disk.volume_id for disk in document.disks}
+    async def _tell_disks(self, tx: Tx) -> None:
+        """The host has carried out a change: its disks look what that means for them."""
         for volume in await self._volumes(tx):
-            if volume.is_detaching and volume.id not in told:
-                volume.vm_id, volume.attached_at, volume.is_detaching, volume.delete_with_vm = None, None, False, False
             if await volumes.waits_for_machine(tx.session, volume.id):
                 await kernel.resume(tx.session, volumes.PROGRAM, volume.id)
             self.signal(VolumeProgram, volume.id, "vm")
+
+    async def _let_go_disks(self, tx: Tx, state: str, detail: Mapping[str, Any]) -> bool:
+        """Disks that were taken out are free as soon as no process has them; False: one is still held."""
+        vm, is_free = await self._locked(tx), True
+        for volume in await self._volumes(tx):
+            if not volume.is_detaching or vm.generation != self.subject.generation:
+                continue
+            if has_disk(volume.id, state, detail):
+                is_free = False
+                continue
+            volume.vm_id, volume.attached_at, volume.is_detaching, volume.delete_with_vm = None, None, False, False
+            self.signal(VolumeProgram, volume.id, "vm")
+        return is_free
+
+    async def _wait_for_guest(self, volume_ids: Iterable[str]) -> Outcome:
+        """It keeps disks that it was asked to let go: who looks at them sees that."""
+        async with self.tx() as tx:
+            vm = await self._locked(tx)
+            vm.observed_detail = {**vm.observed_detail, "detaching": ",".join(volume_ids)}
+        return wait(seconds=SOON_SECONDS)
 
     async def _disks_gone(self) -> bool:
         """Those that leave with the machine are on their way; the others are free from now on."""
