@@ -48,6 +48,7 @@ class Keeper:
         self._on_gateways = on_gateways
         self._unseal = unseal
         self._shown_at = 0.0
+        self._shown_routes = 0
         self._reported: frozenset[str] | None = None
         self._versions: dict[str, int] | None = None
         self._wake = asyncio.Event()
@@ -125,13 +126,17 @@ class Keeper:
         self._on_routes(self.current)
 
     async def _report(self, connection: asyncpg.Connection) -> None:
-        """Say that we are here, and at which replicas answers are open when that has changed since it was said last."""
-        if (now := time.monotonic()) - self._shown_at >= _PERIOD_SECONDS:
-            self._on_gateways(await queries.show_presence(connection, self._instance))
-            self._shown_at = now
+        """Say at which replicas answers are open when that has changed, then that we are here and which routes we go by.
+
+        In this order: who reads that we have left a replica out can also read whether an answer is still open there.
+        """
         if (in_use := self._in_use()) != self._reported:
             await queries.report_use(connection, self._instance, sorted(in_use))
             self._reported = in_use
+        routes = (self._versions or {}).get("routes", 0)
+        if (now := time.monotonic()) - self._shown_at >= _PERIOD_SECONDS or routes != self._shown_routes:
+            self._on_gateways(await queries.show_presence(connection, self._instance, routes))
+            self._shown_at, self._shown_routes = now, routes
 
     def _notified(self, *_: object) -> None:
         self._wake.set()

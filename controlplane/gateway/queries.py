@@ -72,7 +72,9 @@ INSERT INTO replica_use (gateway, replica_id) SELECT $1, unnest($2::text[]) ON C
 """
 
 PRESENCE = """
-WITH told AS (INSERT INTO gateway_presence VALUES ($1, now()) ON CONFLICT (gateway) DO UPDATE SET at = now())
+WITH told AS (
+  INSERT INTO gateway_presence (gateway, at, routes) VALUES ($1, now(), $2)
+  ON CONFLICT (gateway) DO UPDATE SET at = excluded.at, routes = excluded.routes)
 SELECT count(*) + 1 FROM gateway_presence WHERE gateway <> $1 AND at > now() - interval '15 seconds'
 """
 
@@ -198,9 +200,9 @@ async def report_use(connection: asyncpg.Connection, gateway: str, replica_ids: 
     await connection.execute(REPORT_USE, gateway, replica_ids)
 
 
-async def show_presence(connection: asyncpg.Connection, gateway: str) -> int:
-    """Say that this gateway is alive; how many are, this one included."""
-    return int(await connection.fetchval(PRESENCE, gateway) or 1)
+async def show_presence(connection: asyncpg.Connection, gateway: str, routes: int) -> int:
+    """Say that this gateway is alive and by which version of the routes it goes; how many are alive, this one included."""
+    return int(await connection.fetchval(PRESENCE, gateway, routes) or 1)
 
 
 async def leave(connection: asyncpg.Connection, gateway: str) -> None:

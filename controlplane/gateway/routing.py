@@ -32,6 +32,7 @@ class Router:
         self._budgets: dict[str, RetryBudget] = {}
         self._routes: dict[str, RouteEntry] = {}
         self._targets: dict[str, Target] = {}
+        self._present: frozenset[str] = frozenset()
 
     @property
     def in_flight(self) -> int:
@@ -58,6 +59,10 @@ class Router:
         self.book.leave(target.endpoint_id, now)
         self.call(target.endpoint_id)
 
+    def is_present(self, replica: ReplicaEntry) -> bool:
+        """Whether it is in the directory now: a plan is as old as its request, and an address may be another's by then."""
+        return replica.id in self._present
+
     def has_room(self, target: Target, replica: ReplicaEntry) -> bool:
         return not target.max_in_flight or self.busy(replica.id) < target.max_in_flight
 
@@ -82,7 +87,8 @@ class Router:
         self._routes = {route.id: route for route in directory.every_route()}
         every = (target for route in self._routes.values() for target in route.every_target())
         self._targets = {target.endpoint_id: target for target in every}
-        self.breakers.keep(frozenset(replica.id for target in self._targets.values() for replica in target.replicas))
+        self._present = frozenset(replica.id for target in self._targets.values() for replica in target.replicas)
+        self.breakers.keep(self._present)
         self.book.keep(frozenset(target.endpoint_id for target in self._targets.values() if target.is_autoscaled))
         self._budgets = {route_id: budget for route_id, budget in self._budgets.items() if route_id in self._routes}
         for endpoint_id in self.room.endpoints():
@@ -143,7 +149,8 @@ class Plan:
     def _open(self, target: Target, *, is_any: bool) -> list[ReplicaEntry]:
         breakers = self._router.breakers
         router = self._router
-        left = [one for one in target.replicas if one.id not in self._tried and router.has_room(target, one)]
+        untried = [one for one in target.replicas if one.id not in self._tried and router.is_present(one)]
+        left = [one for one in untried if router.has_room(target, one)]
         return left if is_any else [replica for replica in left if breakers.is_closed(replica.id, self._now)]
 
     def _replica(self, target: Target, *, is_any: bool) -> Choice | None:

@@ -106,6 +106,8 @@ class Search:
         if choice is None or not self._budget.withdraw():
             raise fault.problem
         await asyncio.sleep(policy.wait(self._counted))
+        if not self._router.is_present(choice[1]) and (choice := self._plan.next(fault.kind)) is None:
+            raise fault.problem  # it went while we waited
         return choice
 
 

@@ -21,10 +21,14 @@ class GatewayVersion(Base):
 
 
 class GatewayPresence(Base):
-    """Gateways that are alive: with Redis away each has its share of a limit. Unlogged: it is true for seconds."""
+    """Gateways that are alive: with Redis away each has its share of a limit. Unlogged: it is true for seconds.
+
+    `routes` is the version of that topic by which it chooses replicas from now on.
+    """
 
     __tablename__ = "gateway_presence"
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
     gateway: Mapped[str] = mapped_column(primary_key=True)
     at: Mapped[datetime]
+    routes: Mapped[int] = mapped_column(server_default="0")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from ipaddress import IPv4Address, IPv6Address
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy import CheckConstraint, ForeignKey, Index, func
 from sqlalchemy.dialects.postgresql import INET
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -35,4 +36,17 @@ class Nic(Stamped, Base):
         Index(None, "owner_id", "position", unique=True),
         Index(None, "network_id"),
         Index(None, "host_id"),
+    )
+
+
+class RestingAddress(Base):
+    """An address that was given back a moment ago: elsewhere there may be somebody who still sends to who had it."""
+
+    __tablename__ = "resting_address"
+
+    address: Mapped[IPv4Address | IPv6Address] = mapped_column(INET, primary_key=True)
+    since: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    __table_args__ = (
+        CheckConstraint("masklen(address) = CASE family(address) WHEN 4 THEN 32 ELSE 128 END", name="address_form"),
     )

@@ -30,7 +30,7 @@ REGISTRY = Registry((*PROGRAMS, EndpointProgram, ReplicaProgram, AutoscalerRecon
 @pytest.fixture
 async def fleet(database_url: str, tmp_path: Path, monkeypatch) -> AsyncIterator[Fleet]:
     for module in ("replica", "endpoint"):
-        for name in ("SOON_SECONDS", "LOOK_SECONDS", "DRAIN_SECONDS"):
+        for name in ("SOON_SECONDS", "LOOK_SECONDS"):
             monkeypatch.setattr(f"controlplane.resources.{module}.program.{name}", 0.2, raising=False)
     async with open_fleet(database_url, tmp_path, REGISTRY) as fleet:
         fleet.links.stream = Engines().open

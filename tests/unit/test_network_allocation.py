@@ -51,6 +51,18 @@ def test_addresses_of_a_subnet_until_it_is_full() -> None:
     assert [str(address) for address in taken] == [f"10.192.0.{n}" for n in range(2, 7)]
 
 
+def test_addresses_that_rest_come_last_and_who_rests_longest_first() -> None:
+    subnet = IPv4Network("10.192.0.0/29")
+    taken = [subnet.network_address + 2, subnet.network_address + 5]
+    assert allocate.free_offset(subnet, taken, [3, 4]) == 6
+    taken.append(subnet.network_address + 6)
+    assert allocate.free_offset(subnet, taken, [4, 2, 3]) == 4
+    assert allocate.free_offset(subnet, taken, [2, 99]) == 3
+    taken.append(subnet.network_address + 3)
+    assert allocate.free_offset(subnet, taken, [2, 99, 4]) == 4
+    assert allocate.free_offset(subnet, [*taken, subnet.network_address + 4], [4, 99]) is None
+
+
 @pytest.mark.parametrize("text", ["10.0.0.0", "10.0.0.1/24", "8.8.8.0/24", "fd00::/64", "127.0.0.0/24", "10.0.0.0/30", "x"])
 def test_wrong_prefixes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"must|not a network"):

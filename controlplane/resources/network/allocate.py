@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 RESERVED_AT_START = 2
@@ -39,14 +39,19 @@ def _lowest_gap(first: int, last: int, size_bits: int, taken: Iterable[IPv4Netwo
     return at if at + size - 1 <= last else None
 
 
-def free_offset(subnet: IPv4Network, taken: Iterable[IPv4Address]) -> int | None:
-    """The lowest free host number of the subnet; None when it is full."""
+def free_offset(subnet: IPv4Network, taken: Iterable[IPv4Address], resting: Sequence[int] = ()) -> int | None:
+    """The lowest free host number of the subnet that does not rest; None when it is full.
+
+    `resting`: host numbers that were given back a moment ago, who rests longest first; they come when there are no others.
+    """
     base = int(subnet.network_address)
     used = {int(address) - base for address in taken}
-    for offset in range(RESERVED_AT_START, subnet.num_addresses - 1):
-        if offset not in used:
-            return offset
-    return None
+    numbers = range(RESERVED_AT_START, subnet.num_addresses - 1)
+    avoided = used | set(resting)
+    fresh = next((offset for offset in numbers if offset not in avoided), None)
+    if fresh is not None:
+        return fresh
+    return next((offset for offset in resting if offset in numbers and offset not in used), None)
 
 
 def addresses_at(ipv4: IPv4Network, ipv6: IPv6Network, offset: int) -> tuple[IPv4Address, IPv6Address, str]:

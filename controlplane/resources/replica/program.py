@@ -7,9 +7,11 @@ from datetime import timedelta
 from sqlalchemy import delete, exists, func, select
 
 from controlplane.events.service import emit
+from controlplane.kernel.memo import Memo
 from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
 from controlplane.kernel.tx import Tx
 from controlplane.models.endpoint import Endpoint
+from controlplane.models.gateway import GatewayPresence
 from controlplane.models.nic import Nic
 from controlplane.models.replica import Replica
 from controlplane.models.replica_use import ReplicaUse
@@ -20,13 +22,23 @@ from controlplane.resources.loadbalancer import service as loadbalancers
 from controlplane.resources.replica.probe import HostUnreachable, NotServed, probe
 from controlplane.resources.vm.program import VmProgram
 
+SHORT_SECONDS = 0.2
 SOON_SECONDS = 1
 LOOK_SECONDS = 10
-DRAIN_SECONDS = 5
+LIVES_SECONDS = 15
+"""A gateway that has said nothing for so long is none; one that only seems so is kept from strangers by resting addresses."""
+
+
+class ReplicaMemo(Memo):
+    """`withdrawn`: the version of the routes that leaves this replica out; 0 = no gateway was ever told of it."""
+
+    withdrawn: int = 0
 
 
 class ReplicaProgram(Program[Replica, HostLinks]):
     """Owns one replica and, as a child, the machine that is its body."""
+
+    memo: ReplicaMemo  # pyright: ignore[reportIncompatibleVariableOverride] - the kernel makes one of the annotated class
 
     @step(within=timedelta(minutes=5))
     async def start(self) -> Outcome:
@@ -71,13 +83,13 @@ class ReplicaProgram(Program[Replica, HostLinks]):
 
     @step(within=timedelta(minutes=30))
     async def destroy(self) -> Outcome:
-        """Let open answers end, then remove the machine, then the row."""
+        """Leave the sight of gateways, let open answers end, then remove the machine, then the row."""
         if not self.has_subject:
             return done()
         if self.subject.deleting_at is None or self.subject.base_url is not None:
             await self._withdraw()
-            return wait(seconds=DRAIN_SECONDS)
-        if await self._is_in_use():
+            return wait(seconds=SHORT_SECONDS)
+        if await self._is_in_sight() or await self._is_in_use():
             return wait(seconds=SOON_SECONDS)
         async with self.tx() as tx:
             kept = select(Vm).where(Vm.id == self.subject.vm_id).with_for_update(read=True, key_share=True)
@@ -85,13 +97,20 @@ class ReplicaProgram(Program[Replica, HostLinks]):
             if vm is not None:  # while its row is held its own run cannot end, so this makes no second one
                 self.spawn(VmProgram, vm.id, host_id=vm.host_id)
                 self.destroy_child(VmProgram, vm.id)
-                return tx.wait(seconds=DRAIN_SECONDS)
+                return tx.wait(seconds=LOOK_SECONDS)
             await tx.session.execute(delete(Replica).where(Replica.id == self.subject_id))
             self.signal("endpoint", self.subject.endpoint_id, "replica")
             return tx.done()
 
+    async def _is_in_sight(self) -> bool:
+        """Whether a gateway that lives has not said yet that it goes by routes without this replica."""
+        since = func.now() - timedelta(seconds=LIVES_SECONDS)
+        behind = exists().where(GatewayPresence.at > since, GatewayPresence.routes < self.memo.withdrawn)
+        async with self.world.database.sessionmaker() as session:
+            return bool(await session.scalar(select(behind)))
+
     async def _is_in_use(self) -> bool:
-        """Whether a gateway has an answer open there, and it may still go on. Gateways say so each second (DRAIN_SECONDS)."""
+        """Whether a gateway has an answer open there, and it may still go on. Asked when it is in no gateway's sight."""
         limit = timedelta(seconds=self.world.settings.gateway.drain_seconds)
         if self.subject.deleting_at is None or self.world.clock.now() >= self.subject.deleting_at + limit:
             return False
@@ -163,5 +182,5 @@ class ReplicaProgram(Program[Replica, HostLinks]):
         async with self.tx() as tx:
             replica = await self._locked(tx)
             replica.state, replica.base_url, replica.deleting_at = "deleting", None, func.now()
-            await publish(tx.session, "routes")
+            self.memo.withdrawn = await publish(tx.session, "routes")
             await loadbalancers.endpoint_changed(tx.session, replica.endpoint_id)

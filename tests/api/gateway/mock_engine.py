@@ -115,8 +115,8 @@ class MockEngine:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=64 << 20)
+    async def start(self, port: int = 0, address: str = "127.0.0.1") -> None:
+        self._server = await asyncio.start_server(self._connected, address, port, limit=64 << 20)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

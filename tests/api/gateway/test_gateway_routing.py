@@ -58,6 +58,35 @@ async def test_a_reset_before_the_first_byte_goes_to_another_replica(gateway, fl
     assert max(row["attempts"] for row in rows) == 2
 
 
+@pytest.mark.parametrize("backoff_ms", [0, 1500])
+async def test_a_later_try_goes_to_no_replica_that_left_meanwhile(gateway, fleet, http, backoff_ms: int) -> None:
+    """A request is older than what the gateway knows by then: the address of who left may be a stranger's."""
+    async with engines(2) as pair:
+        await fleet.model("two", *(engine.url for engine in pair))
+        await fleet.route("two", retry={"max_attempts": 3, "backoff_ms": backoff_ms})
+        await gateway.fresh()
+
+        async def left_alone(seen, peer) -> None:
+            """The other one goes while this one is asked; then this one fails, and is the only one that is left."""
+            if not backoff_ms:
+                await leave()
+            await answering(503)(seen, peer)
+            if backoff_ms:
+                await leave()
+
+        async def leave() -> None:
+            others = [engine.url for engine in pair if not engine.seen]
+            query = "UPDATE replica SET state = 'deleting', base_url = NULL, deleting_at = now() WHERE base_url = ANY($1)"
+            await fleet.execute(query, others, topic="routes")
+            await gateway.fresh()
+
+        for engine in pair:
+            engine.answer = left_alone
+        status, _, _ = await post(http, gateway, {**CHAT, "model": "two"})
+        assert status == 503
+        assert sorted(bool(engine.seen) for engine in pair) == [False, True]
+
+
 async def test_an_engines_failure_is_not_repeated_at_its_twins(gateway, fleet, http) -> None:
     """A generation that fails would fail again: 500 costs one engine's work, not three."""
     async with engines(2) as pair:
