@@ -113,7 +113,7 @@ async def test_who_still_sends_to_a_replica_that_went_never_reaches_the_next_one
     """The gateway hears late, signals wake the run early, and a new endpoint is made in the same moment."""
     hears = asyncio.Event()
     hears.set()
-    look = Keeper._look  # noqa: SLF001 - a gateway that hears late
+    look = Keeper._look
 
     async def late(self: Keeper, connection) -> None:
         await hears.wait()

@@ -19,9 +19,7 @@ async def publish(session: AsyncSession, topic: Literal["keys", "routes"]) -> in
     """Raise the topic's version and notify; gateways have it within a second, usually within milliseconds. The new version."""
     await session.flush()
     raised = insert(GatewayVersion).values(topic=topic, version=1)
-    raised = raised.on_conflict_do_update(
-        index_elements=[GatewayVersion.topic], set_={"version": GatewayVersion.version + 1}
-    )
+    raised = raised.on_conflict_do_update(index_elements=[GatewayVersion.topic], set_={"version": GatewayVersion.version + 1})
     version = await session.scalar(raised.returning(GatewayVersion.version))
     await session.execute(select(func.pg_notify(CHANNEL, topic)))
     assert version is not None

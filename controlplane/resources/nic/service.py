@@ -18,7 +18,6 @@ from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.network import allocate
 from controlplane.resources.network.errors import NetworkFull, NetworkNotFound
 
-
 REST = timedelta(seconds=60)
 """How long an address is given to nobody else when there are others: longer than gateways, balancers and hosts need to hear."""
 
