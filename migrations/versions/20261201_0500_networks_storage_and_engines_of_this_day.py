@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import postgresql
 
 revision = "20261201_0500"
 down_revision = "20261201_0200"
@@ -24,6 +25,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key", name=op.f("attempt_pkey")),
     )
     op.create_index("attempt_began_at_idx", "attempt", ["began_at"], unique=False)
+    op.create_table(
+        "resting_address",
+        sa.Column("address", postgresql.INET(), nullable=False),
+        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint(
+            "masklen(address) = CASE family(address) WHEN 4 THEN 32 ELSE 128 END", name=op.f("resting_address_address_form")
+        ),
+        sa.PrimaryKeyConstraint("address", name=op.f("resting_address_pkey")),
+    )
     op.create_table(
         "login",
         sa.Column("id", sa.Text(), nullable=False),
@@ -70,6 +80,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("subject_id", "layer_id", name=op.f("storage_layer_use_pkey")),
     )
     op.create_index(op.f("storage_layer_use_layer_id_idx"), "storage_layer_use", ["layer_id"], unique=False)
+    op.add_column("gateway_presence", sa.Column("routes", sa.BigInteger(), server_default="0", nullable=False))
     op.add_column("image_file", sa.Column("url", sa.Text(), nullable=True))
     op.add_column("image_file", sa.Column("fetched_bytes", sa.BigInteger(), server_default="0", nullable=False))
     op.drop_column("snapshot", "pool_bytes")
