@@ -39,7 +39,9 @@ class HostDocument(Stamped, Base):
     detail: Mapped[str] = mapped_column(server_default="")
 
     __table_args__ = (
-        CheckConstraint("kind IN ('policy', 'firewall', 'tunnel', 'address', 'loadbalancer', 'notices')", name="kind_known"),
+        CheckConstraint(
+            "kind IN ('policy', 'firewall', 'tunnel', 'address', 'loadbalancer', 'notices', 'edgeways')", name="kind_known"
+        ),
         CheckConstraint("applied_generation <= generation", name="applied_not_ahead"),
         CheckConstraint("(applied_generation > 0) <= (applied_at IS NOT NULL)", name="applied_has_time"),
         CheckConstraint("is_final <= (NOT is_wanted)", name="final_is_not_wanted"),

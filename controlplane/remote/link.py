@@ -15,6 +15,7 @@ from hostagent.protocol.facts import HostFacts
 from hostagent.protocol.frames import Event
 from hostagent.protocol.network import (
     AddressWanted,
+    EdgeWaysWanted,
     FirewallWanted,
     LoadBalancerWanted,
     NoticesWanted,
@@ -35,7 +36,7 @@ from hostagent.protocol.wanted import (
 )
 
 Result = Running | Succeeded | Failed
-HostWanted = PolicyWanted | FirewallWanted | TunnelWanted | AddressWanted | LoadBalancerWanted | NoticesWanted
+HostWanted = PolicyWanted | FirewallWanted | TunnelWanted | AddressWanted | LoadBalancerWanted | NoticesWanted | EdgeWaysWanted
 Wanted = ImageWanted | VolumeWanted | SnapshotWanted | NicWanted | NetworkWanted | VmWanted | HostWanted
 
 __all__ = [
@@ -64,6 +65,7 @@ _KINDS: dict[type, str] = {
     AddressWanted: "address",
     LoadBalancerWanted: "loadbalancer",
     NoticesWanted: "notices",
+    EdgeWaysWanted: "edgeways",
 }
 
 

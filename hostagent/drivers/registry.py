@@ -17,6 +17,7 @@ from hostagent.drivers.network.reach import (
     AddressDriver,
     SpeakerDriver,
     TunnelDriver,
+    WayDriver,
 )
 from hostagent.drivers.storage.protocol import StorageDriver
 from hostagent.drivers.supervisor.protocol import SupervisorDriver
@@ -35,6 +36,7 @@ class Drivers:
     links: LinkDriver
     routes: RouteDriver
     tunnels: TunnelDriver
+    ways: WayDriver
     addresses: AddressDriver
     speaker: SpeakerDriver
     rules: RuleDriver
@@ -54,6 +56,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         FakeRules,
         FakeSpeaker,
         FakeTunnels,
+        FakeWays,
     )
     from hostagent.drivers.storage.fake import FakeStorage
     from hostagent.drivers.supervisor.fake import FakeSupervisor
@@ -67,6 +70,7 @@ def fake_drivers(supervisor: SupervisorDriver | None = None) -> Drivers:
         links=FakeLinks(faults),
         routes=FakeRoutes(faults),
         tunnels=FakeTunnels(faults),
+        ways=FakeWays(),
         addresses=FakeAddresses(faults),
         speaker=FakeSpeaker(),
         rules=FakeRules(faults),
@@ -85,6 +89,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     from hostagent.drivers.network.announce import Announcer
     from hostagent.drivers.network.bird import BgpConfig, Bird
     from hostagent.drivers.network.conntrack import Conntrack
+    from hostagent.drivers.network.edgeways import EdgeWays
     from hostagent.drivers.network.links import LinkSet
     from hostagent.drivers.network.routes import RouteSet
     from hostagent.drivers.network.tunnel_keys import TunnelKeys
@@ -103,6 +108,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         links=LinkSet(paths.owner()),
         routes=RouteSet(tunnels.names, paths.routes),
         tunnels=tunnels,
+        ways=EdgeWays(tunnels.machine_id, paths.state / "edgeways.json"),
         addresses=Announcer(config.public_interface),
         speaker=Bird(below, paths, bgp),
         rules=nft.best(),

@@ -159,6 +159,7 @@ class BackendWanted:
     `weight` 1–256 shares the buckets. `draining` takes no new flows, `ejected` neither and drops the old ones, for
     `ejected_seconds` from when the host first read so (0: until the document says otherwise). `removed`: gone, listed only so
     that its leaving moves nobody else's flows; it may be left out with the next change of members. At most 251 backends.
+    `reply`: how what it answers to a kept client address comes back: by itself, by an edge way, or only when it is masqueraded.
     """
 
     id: str
@@ -169,6 +170,7 @@ class BackendWanted:
     nic_id: str = ""
     host_id: str = ""
     ejected_seconds: int = 0
+    reply: Literal["direct", "way", "masqueraded"] = "direct"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,7 @@ class LoadBalancerWanted:
     """A service at `vips` (IPv4 and IPv6), balanced by this host as one of its edges.
 
     Limits of 0 are none. `established_timeout_seconds`/`idle` come from the service's timeout profile; 0 keeps the kernel's.
+    `client_address` "kept": of backends whose replies come back through this edge (`BackendWanted.reply`).
     `source_ipv4`, `source_ipv6`: where a masqueraded flow comes from; empty: the kernel chooses by the way out.
     """
 
@@ -234,3 +237,42 @@ class NoticesWanted:
     listen_address: str
     listen_port: int
     peers: tuple[NoticePeerWanted, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOutWanted:
+    """From this edge to another host: `address` is its own in tunnels, `destinations` its backends' (IPv4 and IPv6)."""
+
+    host_id: str
+    address: str
+    destinations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayInWanted:
+    """From an edge to this host. `network`: the edge's number (24 bits), the same on all of its ways.
+
+    `accepts`: what the edge may open here, as (address of a machine, protocol, port); everything else is dropped.
+    """
+
+    host_id: str
+    address: str
+    network: int
+    accepts: tuple[tuple[str, Literal["tcp", "udp"], int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeWaysWanted:
+    """The ways by which clients' addresses are kept: from edges to hosts of backends, and back, inside the hosts' tunnels.
+
+    Id is always `edgeways`. `address`: this host's own in tunnels. `network`: its number as an edge; 0 when it is none.
+    """
+
+    id: str
+    generation: Generation
+    host_id: str
+    address: str
+    network: int = 0
+    mtu_bytes: int = 1370
+    outward: tuple[WayOutWanted, ...] = ()
+    inward: tuple[WayInWanted, ...] = ()

@@ -37,6 +37,7 @@ KIND_NAMES = (
     "vm",
     "loadbalancer",
     "notices",
+    "edgeways",
     "address",
 )
 
@@ -52,6 +53,7 @@ ENSURE: dict[str, type] = {
     "address.ensure": network.AddressWanted,
     "loadbalancer.ensure": network.LoadBalancerWanted,
     "notices.ensure": network.NoticesWanted,
+    "edgeways.ensure": network.EdgeWaysWanted,
     "vm.ensure": wanted.VmWanted,
 }
 PURGE = tuple(name.replace(".ensure", ".purge") for name in ENSURE)

@@ -268,6 +268,7 @@ class Observed:
         "address",
         "loadbalancer",
         "notices",
+        "edgeways",
     ]
     generation: Generation | None
     state: str

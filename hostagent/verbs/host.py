@@ -11,6 +11,7 @@ from hostagent.protocol.verbs import HostObserved, Nothing, Reboot, Uninstall
 from hostagent.protocol.wanted import Observed
 from hostagent.verbs import (
     address,
+    edgeways,
     firewall,
     image,
     lifecycle,
@@ -31,6 +32,7 @@ KINDS: dict[str, lifecycle.Kind] = {
         firewall.POLICY_KIND,
         firewall.KIND,
         tunnel.KIND,
+        edgeways.KIND,
         network.KIND,
         image.KIND,
         volume.KIND,

@@ -59,7 +59,7 @@ class LoadBalancerKind:
         if document is None or service is None:
             return None
         detail: dict[str, str | int | float | bool | None] = {
-            "client_address": document.client_address,
+            "client_address": _client_address(document),
             "offload": bool(agent.balancers.uplinks) and not class_of(document),
             "brakes": service.health.brakes,
         }
@@ -120,6 +120,14 @@ async def _admit_probes(agent: Agent, body: LoadBalancerWanted) -> None:
             present=round(present),
             sustained=round(capacity),
         )
+
+
+def _client_address(document: LoadBalancerWanted) -> str:
+    """`kept`, `masqueraded`, or `mixed` where it is kept for some backends only."""
+    replies = {b.reply == "masqueraded" for b in document.backends if b.state != "removed"}
+    if document.client_address == "masqueraded" or replies == {True}:
+        return "masqueraded"
+    return "mixed" if True in replies else "kept"
 
 
 def _tuples(document: LoadBalancerWanted) -> set[str]:

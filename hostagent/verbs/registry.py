@@ -19,6 +19,7 @@ Verb = Callable[[Agent, Any], Awaitable[Any]]
 def verbs() -> dict[str, Verb]:
     from hostagent.verbs import (
         address,
+        edgeways,
         facts,
         firewall,
         grants,
@@ -45,7 +46,7 @@ def verbs() -> dict[str, Verb]:
         "vm.grant": grants.grant,
         "volume.unlock": volume.unlock,
     }
-    for module in (image, volume, snapshot, nic, network, vm, firewall, tunnel, address, loadbalancer, notices):
+    for module in (image, volume, snapshot, nic, network, vm, firewall, tunnel, address, loadbalancer, notices, edgeways):
         name = module.__name__.rpartition(".")[2]
         table |= {f"{name}.ensure": module.ensure, f"{name}.purge": module.purge, f"{name}.observe": module.observe}
     table |= {

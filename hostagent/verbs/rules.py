@@ -14,11 +14,11 @@ from collections.abc import Callable
 from hostagent.drivers.network.protocol import RulePart
 from hostagent.drivers.network.uplinks import find_uplinks
 from hostagent.protocol.errors import AgentError
-from hostagent.verbs import address, firewall, loadbalancer
+from hostagent.verbs import address, edgeways, firewall, loadbalancer
 from hostagent.verbs.context import Agent
 
 Collector = Callable[[Agent], dict[str, RulePart]]
-COLLECTORS: tuple[Collector, ...] = (firewall.parts, loadbalancer.parts, address.parts)
+COLLECTORS: tuple[Collector, ...] = (firewall.parts, loadbalancer.parts, address.parts, edgeways.parts)
 
 LOOK_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 0.1

@@ -14,7 +14,7 @@ from hostagent.protocol.verbs import ENSURE, BackendTraffic, ObjectObserved, Sub
 from hostagent.protocol.wanted import Observed, Purge
 from tests.fakehost import FakeHost
 
-KINDS = frozenset({"policy", "firewall", "address", "loadbalancer", "notices"})
+KINDS = frozenset({"policy", "firewall", "address", "loadbalancer", "notices", "edgeways"})
 
 
 @dataclass

@@ -22,7 +22,8 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     "firewall": {"rule"},  # pure: which rules say the same, or the opposite
     "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
     "image": {"copies", "fetch", "store"},  # which hosts hold it; files by URL; the files themselves
-    "loadbalancer": {"document", "profile", "traffic"},  # what an edge is told; named timeouts; pure: counters and rates
+    # what an edge is told; named timeouts; pure: counters and rates; how clients' addresses are kept
+    "loadbalancer": {"document", "profile", "traffic", "ways"},
     "key": {"publish"},  # the gateways' copy
     "model": {"catalogue", "plan"},  # the YAML files; pure: what a replica is and needs
     "replica": {"probe"},  # does it serve the model?

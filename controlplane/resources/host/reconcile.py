@@ -26,6 +26,7 @@ from controlplane.kernel.tx import Tx
 from controlplane.kernel.world import World
 from controlplane.models.host import Host
 from controlplane.models.host_document import HostDocument
+from controlplane.models.loadbalancer import Loadbalancer
 from controlplane.models.network import AddressPool
 from controlplane.models.vm import Vm
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
@@ -145,6 +146,9 @@ class HostDocumentsReconciler(Reconciler[Host, HostLinks]):
         changed = [row for row in rows if row.applied_generation < row.generation]
         for kind, object_id in sorted({(row.kind, row.object_id) for row in changed}):
             await kernel.signal(tx.session, kind, object_id, "host", {"host_id": self.subject_id})
+        if any(row.kind == "edgeways" for row in changed):  # backends that are reached by them may see clients now
+            for loadbalancer_id in await tx.session.scalars(select(Loadbalancer.id).order_by(Loadbalancer.id)):
+                await kernel.signal(tx.session, "loadbalancer", loadbalancer_id, "host", {"host_id": self.subject_id})
         if any(row.kind in {"policy", "firewall"} for row in changed):
             waiting = select(Vm.id).where(Vm.host_id == self.subject_id, Vm.state == "placed", Vm.observed_generation == 0)
             for vm_id in await tx.session.scalars(waiting.order_by(Vm.id)):

@@ -1,10 +1,10 @@
-"""From rows to what edge hosts are told. The one rule: every edge is told the same but for whether the client's
-address can be kept there.
+"""From rows to what edge hosts are told. The one rule: every edge is told the same but for which backends see the client's
+address there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -24,6 +24,7 @@ from controlplane.models.vm import Vm
 from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.loadbalancer.profile import PROFILES
 from controlplane.resources.loadbalancer.service import backends_of
+from controlplane.resources.loadbalancer.ways import kept_on
 from hostagent.protocol.network import BackendWanted, CircuitWanted, ListenerWanted, LoadBalancerWanted, ProbeWanted
 
 KIND = "loadbalancer"
@@ -43,7 +44,10 @@ async def plan(session: AsyncSession, row: Loadbalancer, now: datetime) -> list[
     machines = await machines_of(session, row.id)
     await _open_ports(session, row, listeners, machines)
     wanted = document(row, await vips_of(session, row.id), listeners, machines)
-    changed = [await documents.plan(session, host_id, KIND, for_edge(wanted, host_id)) for host_id in edges]
+    changed: list[bool] = []
+    for host_id in edges:
+        by_way = await kept_on(session, host_id, KIND, row.id)
+        changed.append(await documents.plan(session, host_id, KIND, for_edge(wanted, host_id, by_way)))
     is_other = await documents.withdraw(session, KIND, row.id, keep=edges) or any(changed)
     if is_other:
         await kernel.start(session, NOTICES, "all")
@@ -114,10 +118,19 @@ def _departed(one: dict[str, Any]) -> BackendWanted:
     return BackendWanted(id=str(one["id"]), weight=int(one["weight"]), state="removed")
 
 
-def for_edge(wanted: LoadBalancerWanted, host_id: str) -> LoadBalancerWanted:
-    """Backends on the edge itself answer through it anyway, so there the client's address is kept."""
-    hosts = {backend.host_id for backend in wanted.backends if backend.state != "removed"}
-    return replace(wanted, client_address="kept" if hosts <= {host_id} else "masqueraded")
+def for_edge(wanted: LoadBalancerWanted, host_id: str, by_way: Collection[str] = ()) -> LoadBalancerWanted:
+    """Backends on the edge itself answer through it anyway, and those at these addresses by a way: they see the client."""
+
+    def reply(backend: BackendWanted) -> Literal["direct", "way", "masqueraded"]:
+        if backend.state == "removed" or backend.host_id == host_id:
+            return "direct"
+        return "way" if backend.ipv4 in by_way else "masqueraded"
+
+    backends = tuple(replace(backend, reply=reply(backend)) for backend in wanted.backends)
+    is_kept = all(backend.state == "removed" for backend in backends) or any(
+        backend.reply != "masqueraded" for backend in backends if backend.state != "removed"
+    )
+    return replace(wanted, backends=backends, client_address="kept" if is_kept else "masqueraded")
 
 
 async def vips_of(session: AsyncSession, loadbalancer_id: str) -> list[str]:

@@ -20,6 +20,7 @@ from controlplane.models.host import Host
 from controlplane.models.host_document import HostDocument
 from controlplane.remote.link import HostLinks
 from controlplane.resources.loadbalancer.document import KIND, NOTICES
+from controlplane.resources.loadbalancer.ways import plan_ways
 from hostagent.protocol.network import NoticePeerWanted, NoticesWanted
 
 ADDRESS = "address"
@@ -34,18 +35,29 @@ class Pair:
 
 
 class NoticesReconciler(Reconciler[str, HostLinks]):
-    """Plans the notices of every host."""
+    """Plans the notices of every host, and the ways between edges and hosts of backends."""
 
     name: ClassVar[str] = NOTICES
 
     async def reconcile(self) -> None:
         async with self.tx() as tx:
-            await plan_notices(tx.session, self.world.settings.network.notices_port)
+            settings = self.world.settings.network
+            balanced = await _balanced(tx.session)
+            await plan_notices(tx.session, settings.notices_port, balanced)
+            await plan_ways(tx.session, settings, balanced)
 
 
-async def plan_notices(session: AsyncSession, port: int) -> None:
+Balanced = list[tuple[str, Mapping[str, Any]]]
+
+
+async def _balanced(session: AsyncSession) -> Balanced:
+    """The load balancers' documents as they are planned, by edge."""
     query = select(HostDocument.host_id, HostDocument.document).where(HostDocument.kind == KIND, HostDocument.is_wanted)
-    pairs = pairs_of([(row[0], row[1]) for row in await session.execute(query)])
+    return [(row[0], row[1]) for row in await session.execute(query.order_by(HostDocument.host_id, HostDocument.object_id))]
+
+
+async def plan_notices(session: AsyncSession, port: int, balanced: Balanced) -> None:
+    pairs = pairs_of(balanced)
     here = HostDocument.kind == ADDRESS, HostDocument.is_wanted, holding(is_standby=True)
     for one, other in await session.execute(
         select(HostDocument.host_id, HostDocument.document["standby_for"].astext).where(*here)

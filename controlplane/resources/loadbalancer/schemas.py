@@ -249,7 +249,7 @@ class EdgeView(View):
 
     host: str = Field(description="The host.", examples=["edge-1"])
     client_address: str = Field(
-        description="`kept`: backends see the client's address; `masqueraded`: the edge host's; `unknown`.",
+        description="`kept`: backends see the client's address; `masqueraded`: the edge host's; `mixed`: some do; `unknown`.",
         examples=["masqueraded"],
     )
     detail: dict[str, str | int | float | bool | None] = Field(description="More from the host.", examples=[{}])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
+from hostagent.drivers.network.edgeways import PORT
 from hostagent.drivers.network.firewall_sets import Version, addresses_of, range_text
 from hostagent.drivers.network.protocol import FieldType, RulePart, SetSpec
 from hostagent.drivers.network.table import TUNNELS
@@ -37,6 +38,7 @@ def ways_part(private_cidrs: Sequence[str]) -> RulePart:
     tunnelled = (
         f"iifname {TUNNELS} ct state established,related accept",
         f"iifname {TUNNELS} meta l4proto {{ icmp, ipv6-icmp }} accept",
+        f"iifname {TUNNELS} udp dport {PORT} accept",  # whose it is was looked at where it came in
         f"iifname {TUNNELS} reject with icmpx admin-prohibited",
     )
     chains = {

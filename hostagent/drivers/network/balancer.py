@@ -26,9 +26,11 @@ from hostagent.drivers.network.balancer_rules import (
     class_of,
     guard_of,
     guard_part,
+    has_ways,
     offload_part,
     service_part,
     shared_part,
+    ways_part,
 )
 from hostagent.drivers.network.balancer_service import Failovers, Opinions, Service
 from hostagent.drivers.network.protocol import FlowDriver, RuleChange, RulePart
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 SHARED = "balancer"
 OFFLOAD = f"{SHARED}/offload"
+WAYS = f"{SHARED}/ways"
 
 
 class Written(NamedTuple):
@@ -233,6 +236,8 @@ class Balancers(Learning):
             parts[f"loadbalancer/{name}"] = service_part(service.wanted, service.marks, tables)
             if (shared := f"{SHARED}/{service.guard.chain}") not in self._shared:
                 parts[shared] = guard_part(service.guard)
+            if has_ways(service.wanted) and WAYS not in self._shared:
+                parts[WAYS] = ways_part()
         if parts and SHARED not in self._shared:
             parts[SHARED] = shared_part()
             parts |= {OFFLOAD: offload_part(self.uplinks)} if self.uplinks else {}
@@ -252,6 +257,7 @@ class Balancers(Learning):
     def _unused(self) -> set[str]:
         """Shared parts that no service stands on any more."""
         used = {f"{SHARED}/{guard.chain}" for guard, services in self._guards.items() if services > 0}
+        used |= {WAYS} if any(has_ways(service.wanted) for service in self.services.values()) else set()
         return self._shared - used - ({SHARED, OFFLOAD} if self.services else set())
 
     def _after(self, service: Service, before: Written, learnt: tuple[str, float] | None) -> None:

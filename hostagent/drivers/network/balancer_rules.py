@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table, moved
 from hostagent.drivers.network.protocol import MadeElements, RuleChange, RulePart, SetSpec
-from hostagent.drivers.network.table import MARK_BACKEND_MASK
+from hostagent.drivers.network.table import MARK_BACKEND_MASK, MARK_EDGE_SHIFT, MARK_OWN_WAY, WAY_LINKS
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted
 
 Family = int  # 4 or 6
@@ -147,7 +147,8 @@ def shared_part() -> RulePart:
             "ct mark . ip6 saddr @lb_hairpins6 masquerade",
         ),
         "input_balancer": tuple(
-            f"{_IP[family]} daddr @lb_vips{family} meta l4proto {{ tcp, udp }} goto lb_reject" for family in FAMILIES
+            f"{_IP[family]} daddr @lb_vips{family} ct direction original meta l4proto {{ tcp, udp }} goto lb_reject"
+            for family in FAMILIES
         ),
         "lb_reject": ("meta l4proto tcp reject with tcp reset", "reject with icmpx type port-unreachable"),
     }
@@ -178,6 +179,24 @@ def offload_part(uplinks: tuple[str, ...]) -> RulePart:
         elements={"lb_uplinks": dict.fromkeys(quoted, "")},
         objects={f"flowtable {FLOWTABLE}": f"hook ingress priority 0; devices = {{ {', '.join(quoted)} }}; counter;"},
     )
+
+
+def ways_part() -> RulePart:
+    """Flows of backends whose replies come back by an edge way, `lb_ways` by mark, go by it with their clients' addresses.
+
+    What this host itself sends to its own balancer has chosen its way before it is translated: it is masqueraded.
+    """
+    return RulePart(
+        chains={
+            "way_balancer": (f"ct direction original ct mark @lb_ways meta mark set {MARK_OWN_WAY << MARK_EDGE_SHIFT:#x}",),
+            "srcnat_way": (f"oifname != {WAY_LINKS} ct mark @lb_ways masquerade",),
+        },
+        sets={"lb_ways": SetSpec(declaration="type mark;", key=("mark",))},
+    )
+
+
+def has_ways(wanted: LoadBalancerWanted) -> bool:
+    return wanted.client_address == "kept" and any(b.reply == "way" for b in wanted.backends if b.state != "removed")
 
 
 def _sets(family: Family) -> dict[str, SetSpec]:
@@ -327,8 +346,10 @@ def _add_backends(wanted: LoadBalancerWanted, marks: Marks, elements: dict[str, 
                 if not (address := address_of(backend, family)):
                     continue
                 elements.setdefault(f"lb_backends{family}", {})[mark] = f"{address} . {port}"
-                if wanted.client_address == "kept":
+                if wanted.client_address == "kept" and backend.reply != "masqueraded":
                     elements.setdefault(f"lb_hairpins{family}", {})[f"{mark} . {address}"] = ""
+                    if backend.reply == "way":
+                        elements.setdefault("lb_ways", {})[mark] = ""
                 elif sources[family]:
                     elements.setdefault(f"lb_sources{family}", {})[mark] = sources[family]
                 else:

@@ -29,11 +29,13 @@ from hostagent.drivers.network.reach import (
     TunnelInterfaceObserved,
     TunnelsObserved,
     TunnelTraits,
+    WaysMade,
+    WayTraits,
 )
 from hostagent.drivers.network.rival import RivalWatch
 from hostagent.drivers.network.table import BASE_CHAINS, SLOTS, difference, render_table
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.network import TunnelWanted
+from hostagent.protocol.network import EdgeWaysWanted, TunnelWanted
 
 
 class FakeLinks:
@@ -92,6 +94,27 @@ class FakeRoutes:
 
     async def remove(self) -> None:
         await self.faults.reach("routes.remove")
+        self.present = None
+
+
+class FakeWays:
+    traits = WayTraits(name="fake")
+
+    def __init__(self) -> None:
+        self.present: EdgeWaysWanted | None = None
+
+    def plan(self, wanted: EdgeWaysWanted) -> WaysMade:
+        edges = {way.host_id: number for number, way in enumerate(wanted.inward, 1)}
+        outward = "bxe000000" if wanted.outward else ""
+        return WaysMade(outward=outward, inward={edge: f"bx{n:03}000000" for edge, n in edges.items()}, numbers=edges)
+
+    async def differences(self, wanted: EdgeWaysWanted) -> tuple[str, ...] | None:
+        return None if self.present is None else () if self.present == wanted else ("document",)
+
+    async def apply(self, wanted: EdgeWaysWanted) -> None:
+        self.present = wanted
+
+    async def remove(self) -> None:
         self.present = None
 
 

@@ -78,6 +78,10 @@ class Netlink:
             "link_up": self._link_up,
             "address_remove": self._address_remove,
             "sysctl": self._sysctl,
+            "vxlan_add": self._vxlan_add,
+            "forward_set": self._forward_set,
+            "rule_add": self._rule_add,
+            "rule_remove": self._rule_remove,
         }
         for verb, attributes in requests:
             try:
@@ -126,12 +130,39 @@ class Netlink:
                     found.add((message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR")))
         return found
 
-    async def routes(self, protocol: int) -> list[Route]:
-        """Of the main table, with this routing protocol number."""
+    async def forwards(self, index: int) -> set[tuple[str, str]]:
+        """(MAC, far end) of a VXLAN."""
+        found = set()
+        async for message in await self._ip.get_neighbours(socket.AF_BRIDGE, ifindex=index):
+            if message["ifindex"] == index:
+                found.add((message.get_attr("NDA_LLADDR"), message.get_attr("NDA_DST")))
+        return found
+
+    async def vxlan(self, name: str) -> tuple[int, str] | None:
+        """(its number, our end); None where there is none of that name."""
+        async for message in await self._ip.get_links(ifname=name):
+            information = message.get_attr("IFLA_LINKINFO")
+            data = information.get_attr("IFLA_INFO_DATA") if information is not None else None
+            if information is None or data is None or information.get_attr("IFLA_INFO_KIND") != "vxlan":
+                return None
+            return data.get_attr("IFLA_VXLAN_ID"), data.get_attr("IFLA_VXLAN_LOCAL") or ""
+        return None
+
+    async def marks(self, protocol: int) -> set[tuple[int, int, int]]:
+        """(address family, mark, table) of the rules with this routing protocol number."""
+        found = set()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            async for message in await self._ip.get_rules(family=family):
+                if message.get_attr("FRA_PROTOCOL") == protocol:
+                    found.add((int(family), message.get_attr("FRA_FWMARK") or 0, message.get_attr("FRA_TABLE") or 0))
+        return found
+
+    async def routes(self, protocol: int, table: int = TABLE_MAIN) -> list[Route]:
+        """Of one table, with this routing protocol number."""
         found = []
         for family, bits in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
-            async for message in await self._ip.get_routes(family, table=TABLE_MAIN, proto=protocol):
-                if message["proto"] != protocol or message.get_attr("RTA_TABLE", TABLE_MAIN) != TABLE_MAIN:
+            async for message in await self._ip.get_routes(family, table=table, proto=protocol):
+                if message["proto"] != protocol or message.get_attr("RTA_TABLE", TABLE_MAIN) != table:
                     continue
                 destination = message.get_attr("RTA_DST") or ("0.0.0.0" if bits == 32 else "::")
                 found.append(
@@ -234,7 +265,7 @@ class Netlink:
             "family": family,
             "dst": str(ipaddress.ip_network(a["destination"])),
             "proto": a["protocol"],
-            "table": TABLE_MAIN,
+            "table": a.get("table") or TABLE_MAIN,
         }
         if a.get("unreachable"):
             return attributes | {"type": "unreachable", "priority": a["metric"]}
@@ -242,14 +273,52 @@ class Netlink:
             attributes["oif"] = await self._index(a["interface"])
         if a.get("gateway"):
             attributes["gateway"] = a["gateway"]
+            attributes |= {"flags": ["onlink"]} if a.get("onlink") else {}
         elif family == socket.AF_INET:
             attributes["scope"] = 253  # link
         if a.get("metric"):
             attributes["priority"] = a["metric"]
         return attributes
 
+    async def _vxlan_add(self, a: dict[str, Any]) -> None:
+        """Without learning: what it carries goes where `forward_set` says, and nothing is flooded."""
+        await self._ip.link(
+            "add",
+            ifname=a["name"],
+            kind="vxlan",
+            vxlan_id=a["network"],
+            vxlan_local=a["local"],
+            vxlan_port=a["port"],
+            vxlan_learning=False,
+            address=a["mac"],
+            ifalias=a["alias"],
+        )
+
+    async def _forward_set(self, a: dict[str, Any]) -> None:
+        with self._accepting(errno.EEXIST):
+            await self._ip.fdb("add", ifindex=await self._index(a["name"]), lladdr=a["mac"], dst=a["far_end"])
+
+    async def _rule_add(self, a: dict[str, Any]) -> None:
+        with self._accepting(errno.EEXIST):
+            await self._ip.rule("add", **_rule(a))
+
+    async def _rule_remove(self, a: dict[str, Any]) -> None:
+        with self._accepting(errno.ENOENT):
+            await self._ip.rule("del", **_rule(a))
+
     async def _sysctl(self, a: dict[str, Any]) -> None:
         set_sysctl(a["key"], str(a["value"]))
+
+
+def _rule(a: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "family": a["family"],
+        "fwmark": a["mark"],
+        "fwmask": a["mask"],
+        "table": a["table"],
+        "priority": a["priority"],
+        "protocol": a["protocol"],
+    }
 
 
 def sysctl(key: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from hostagent.drivers.network.rival import RivalWatch
 from hostagent.lib.process import Incarnation
-from hostagent.protocol.network import TunnelWanted
+from hostagent.protocol.network import EdgeWaysWanted, TunnelWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +108,40 @@ class SpeakerDriver(Protocol):
         ...
 
     async def apply(self, addresses: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayTraits:
+    name: Literal["vxlan", "fake"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaysMade:
+    """`outward`: the interface to all hosts of backends, "" on a host that is no edge. `inward`: by edge, the one from it.
+
+    `numbers`: by edge, what stands for it in marks here; remembered while it is wanted.
+    """
+
+    outward: str
+    inward: dict[str, str]
+    numbers: dict[str, int]
+
+
+class WayDriver(Protocol):
+    """Ways between edges and hosts of backends, in which packets keep their clients' addresses."""
+
+    traits: WayTraits
+
+    def plan(self, wanted: EdgeWaysWanted) -> WaysMade:
+        """The names and numbers that `apply` gives. Raises AgentError `edgeways.exhausted`."""
+        ...
+
+    async def differences(self, wanted: EdgeWaysWanted) -> tuple[str, ...] | None:
+        """What is not as wanted, in words; None = there is nothing of ours."""
+        ...
+
+    async def apply(self, wanted: EdgeWaysWanted) -> None: ...
+
+    async def remove(self) -> None:
+        """Absent is success."""
+        ...

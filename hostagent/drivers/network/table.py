@@ -9,13 +9,14 @@ their rules, and a policy of drop would drop in that moment. Sources: nft(8); Li
 | prerouting | c_early | raw −300 | early_machine |
 | prerouting | c_mangle | mangle −150 | mangle_tunnel, mangle_balancer |
 | prerouting | c_dstnat | dstnat −100 | dstnat_address, dstnat_balancer |
+| prerouting | c_way | −90 | way_balancer |
 | output | c_mark (type route) | mangle −150 | mark_tunnel |
 | output | c_output_nat | −100 | dstnat_address, dstnat_balancer |
 | input | c_input | filter 0 | input_balancer, input_tunnel, input_machine |
 | forward | c_forward | filter 0 | forward_mtu, forward_balancer, forward_offload, forward_tunnel, forward_machine |
 | output | c_output | filter 0 | output_balancer |
 | postrouting | c_post_mangle | mangle −150 | post_tunnel, post_balancer |
-| postrouting | c_srcnat | srcnat 100 | srcnat_address, srcnat_balancer, srcnat_machine |
+| postrouting | c_srcnat | srcnat 100 | srcnat_address, srcnat_way, srcnat_balancer, srcnat_machine |
 | input (arp) | a_input | filter 0 | a_machine |
 
 Packets of established flows go to forward_offload and are accepted there.
@@ -33,18 +34,21 @@ TABLE = "bedplate"
 ELEMENTS_A_LINE = 5_000
 LINKS = '"bp*"'  # every link of a machine; no other interface of ours may begin so
 TUNNELS = '"bw*"'  # every WireGuard interface of ours
+WAY_LINKS = '"bx*"'  # every way between an edge and a host of backends
 
 # The packet's and the flow's mark: who uses which bits.
 MARK_BACKEND_SHIFT, MARK_BACKEND_MASK = 0, 0x0000_FFFF
 MARK_EDGE_SHIFT, MARK_EDGE_MASK = 16, 0x00FF_0000
 MARK_CLASS_SHIFT, MARK_CLASS_MASK = 24, 0x0F00_0000
 MARK_FREE_MASK = 0xF000_0000
+MARK_OWN_WAY = 255  # among the numbers of edges: what this host, itself an edge, sends by its ways
 
 # Base chain -> (type, hook, priority, what stands in it: slots to jump to, or rules).
 BASE_CHAINS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "c_early": ("filter", "prerouting", "raw", ("jump early_machine",)),
     "c_mangle": ("filter", "prerouting", "mangle", ("jump mangle_tunnel", "jump mangle_balancer")),
     "c_dstnat": ("nat", "prerouting", "dstnat", ("jump dstnat_address", "jump dstnat_balancer")),
+    "c_way": ("filter", "prerouting", "-90", ("jump way_balancer",)),
     "c_mark": ("route", "output", "mangle", ("jump mark_tunnel",)),
     "c_output_nat": ("nat", "output", "-100", ("jump dstnat_address", "jump dstnat_balancer")),
     "c_input": ("filter", "input", "filter", ("jump input_balancer", "jump input_tunnel", "jump input_machine")),
@@ -62,7 +66,12 @@ BASE_CHAINS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "c_output": ("filter", "output", "filter", ("jump output_balancer",)),
     "c_post_mangle": ("filter", "postrouting", "mangle", ("jump post_tunnel", "jump post_balancer")),
-    "c_srcnat": ("nat", "postrouting", "srcnat", ("jump srcnat_address", "jump srcnat_balancer", "jump srcnat_machine")),
+    "c_srcnat": (
+        "nat",
+        "postrouting",
+        "srcnat",
+        ("jump srcnat_address", "jump srcnat_way", "jump srcnat_balancer", "jump srcnat_machine"),
+    ),
     "a_input": ("filter", "input", "filter", ("jump a_machine",)),
 }
 SLOTS = tuple(dict.fromkeys(rule.split()[-1] for *_, rules in BASE_CHAINS.values() for rule in rules))

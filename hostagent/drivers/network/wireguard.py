@@ -72,8 +72,8 @@ class WireGuard:
         self._supervisor = supervisor
         self._keys = keys
         self._log = paths.log
-        machine_id = paths.machine_id.read_text(encoding="ascii").strip() if paths.machine_id.exists() else ""
-        self.names = {slot: interface_of(machine_id, slot) for slot in SLOTS}
+        self.machine_id = paths.machine_id.read_text(encoding="ascii").strip() if paths.machine_id.exists() else ""
+        self.names = {slot: interface_of(self.machine_id, slot) for slot in SLOTS}
 
     async def observe(self, wanted: TunnelWanted | None) -> TunnelsObserved | None:
         async with opened() as netlink:
