@@ -96,8 +96,12 @@ def upgrade() -> None:
     op.create_unique_constraint("user_sso_key", "user", ["sso_issuer", "sso_subject"])
     op.drop_column("volume", "pool_bytes")
     # ### end Alembic commands ###
+    op.execute("ALTER TABLE host_document DROP CONSTRAINT host_document_kind_known")
     op.execute("ALTER TABLE image_file DROP CONSTRAINT image_file_size_not_negative")
     op.execute('ALTER TABLE "user" ADD CONSTRAINT user_sso_is_whole CHECK (((sso_issuer IS NULL) = (sso_subject IS NULL)))')
+    op.execute(
+        "ALTER TABLE host_document ADD CONSTRAINT host_document_kind_known CHECK ((kind = ANY (ARRAY['policy'::text, 'firewall'::text, 'tunnel'::text, 'address'::text, 'loadbalancer'::text, 'notices'::text, 'edgeways'::text])))"
+    )
     op.execute(
         "ALTER TABLE image_file ADD CONSTRAINT image_file_size_not_negative CHECK (((size_bytes >= 0) AND (fetched_bytes >= 0)))"
     )
