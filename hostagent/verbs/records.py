@@ -27,6 +27,9 @@ class VmRecord:
     a newer one. `digest`: of what its process was started from, so that a document that needs a restart is told apart.
     `starts` counts starts, ever. `is_starting`: from before its process is made until the driver said that it runs; found on a
     running machine it means that an agent died in between, and only the driver knows whether the machine really runs.
+    `disks`: the volumes that its process has; None: it was started by an agent that did not write them down.
+    `reset_due`: volumes whose daemon died under it with requests unanswered; `resets`: how often it was reset for that, ever,
+    and when last.
     `accelerator`: what its last start had, `kvm` or `tcg`; "" where there is no virtual CPU. `nics`: whose links it was given.
     """
 
@@ -39,6 +42,10 @@ class VmRecord:
     is_starting: bool = False
     accelerator: str = ""
     nics: tuple[str, ...] = ()
+    disks: tuple[str, ...] | None = None
+    reset_due: tuple[str, ...] = ()
+    resets: int = 0
+    reset_unix_ms: int = 0
 
 
 UNKNOWN = -1  # `restarted` of a machine whose record was lost

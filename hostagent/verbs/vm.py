@@ -28,7 +28,7 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, Observed, Purge, VmWanted
-from hostagent.verbs import firewall, image, lifecycle, nic, volume, workload
+from hostagent.verbs import firewall, image, lifecycle, nic, plug, revival, workload
 from hostagent.verbs.context import Agent
 from hostagent.verbs.jobs import Job, Result
 from hostagent.verbs.records import VmRecord
@@ -65,6 +65,8 @@ class VmKind:
             elif not record.is_starting:
                 agent.records.put(document.id, dataclasses.replace(record, started=document.generation))
                 await _mend_links(agent, document)
+                await plug.settle(agent, driver, document, job)
+                await revival.revive(agent, driver, document)
                 return _running(agent, seen)
         return await self._start(agent, driver, document, job)
 
@@ -80,6 +82,8 @@ class VmKind:
             started=document.generation,
             held=None,
             digest=digest_of(document),
+            disks=tuple(disk.volume_id for disk in document.disks),
+            reset_due=(),
             starts=record.starts + 1,
             is_starting=True,
             accelerator=_accelerator(driver, plan),
@@ -128,7 +132,7 @@ class VmKind:
         if seen is not None and seen.incarnation is not None:
             agent.watch(("vm", object_id), seen.incarnation)
         state = seen.state if seen else "absent"
-        detail = _detail(document, record, seen)
+        detail = _detail(agent, document, record, seen)
         if state == "running":
             detail |= await _link_faults(agent, document)
         return Observed(id=object_id, kind="vm", generation=document.generation, state=state, detail=detail)
@@ -141,7 +145,11 @@ class VmKind:
         if state != "running":
             return bool(detail.get("held"))
         is_whole = not detail.get("links_incomplete") and not detail.get("starting")
-        return detail.get("restarted") == document.restart_generation and is_whole
+        return (
+            detail.get("restarted") == document.restart_generation
+            and is_whole
+            and not (detail.get("disks_pending") or detail.get("reset_due"))
+        )
 
     async def found(self, agent: Agent) -> tuple[str, ...]:
         return tuple(sorted({name for driver in agent.drivers.machines.values() for name in await driver.vm_ids()}))
@@ -193,9 +201,11 @@ async def _leave(agent: Agent, document: VmWanted) -> None:
     await agent.balancers.leave(nics)
 
 
-def digest_of(document: VmWanted) -> str:
-    """Of everything that only a new start makes true."""
+def digest_of(document: VmWanted, *, has_disks: bool = False) -> str:
+    """Of everything that only a new start makes true; which disks it has is told apart but for records from before that."""
     body = {name: value for name, value in codec.encode(document).items() if name not in _LIVE_FIELDS}
+    if not has_disks:
+        body["disks"] = [disk.volume_id for disk in document.disks if disk.is_boot]
     for wanted in body["nics"]:
         wanted.pop("generation")
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -242,24 +252,8 @@ def _boot_files(document: VmWanted) -> tuple[str, ...]:
 
 
 async def _disks(agent: Agent, document: VmWanted, job: Job) -> tuple[DiskAttachment, ...]:
-    disks = []
-    for disk in document.disks:
-        job.step = "disks"
-        wanted = agent.documents.get("volume", disk.volume_id)
-        if wanted is None or agent.documents.is_purged("volume", disk.volume_id):
-            raise AgentError("volume.missing", f"volume {disk.volume_id} is not on this host", volume=disk.volume_id)
-        seen = await volume.export(agent, wanted)
-        disks.append(
-            DiskAttachment(
-                volume_id=disk.volume_id,
-                transport=seen.transport,
-                path=seen.path,
-                is_boot=disk.is_boot,
-                num_queues=wanted.num_queues,
-                queue_size=wanted.queue_size,
-            )
-        )
-    return tuple(disks)
+    job.step = "disks"
+    return tuple([await plug.attachment(agent, disk) for disk in document.disks])
 
 
 async def _nics(agent: Agent, document: VmWanted, job: Job) -> tuple[NicAttachment, ...]:
@@ -347,7 +341,7 @@ def _make_directory(path: Path, uid: int) -> None:
 
 
 def _detail(
-    document: VmWanted, record: VmRecord | None, seen: MachineObserved | None
+    agent: Agent, document: VmWanted, record: VmRecord | None, seen: MachineObserved | None
 ) -> dict[str, str | int | float | bool | None]:
     is_running = seen is not None and seen.state == "running"
     return {
@@ -360,8 +354,18 @@ def _detail(
         "restarted": record.restarted if record else 0,
         "starts": record.starts if record else 0,
         "starting": is_running and record is not None and record.is_starting,
-        "restart_needed": is_running and record is not None and record.digest != digest_of(document),
+        "restart_needed": is_running and record is not None and _needs_restart(agent, document, record),
+        "reset_due": ",".join(record.reset_due) if is_running and record is not None else "",
+        "resets": record.resets if record else 0,
+        "reset_unix_ms": record.reset_unix_ms if record else 0,
+        **(plug.detail(agent, document, record) if is_running and record is not None else {}),
     }
+
+
+def _needs_restart(agent: Agent, document: VmWanted, record: VmRecord) -> bool:
+    if record.digest != digest_of(document, has_disks=record.disks is None):
+        return True
+    return not plug.can(agent, document) and plug.differ(document, record)
 
 
 async def _observe_unknown(agent: Agent, vm_id: str) -> Observed | None:

@@ -14,7 +14,7 @@ from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject, Unlocked, VolumeUnlock
 from hostagent.protocol.wanted import Observed, Purge, VmWanted, VolumeWanted
-from hostagent.verbs import image, lifecycle
+from hostagent.verbs import image, lifecycle, revival
 from hostagent.verbs.context import Agent
 from hostagent.verbs.documents import check_id
 from hostagent.verbs.jobs import Job, Result
@@ -146,6 +146,7 @@ async def export(agent: Agent, document: VolumeWanted) -> VolumeObserved:
             await _make_keys(agent, document, directory)
         encryption = document.encryption
         await agent.keyring.settle(directory, own_id=document.id, unlock=encryption.unlock, kek=encryption.kek)
+        await revival.note(agent, driver, document)
         return await driver.apply(await plan_of(agent, document))
 
 

@@ -179,3 +179,26 @@ def test_ends_are_told_apart(tmp_path, code, number, said, reason, words):
     ended = _ended(VM, unit, files, "")
     assert ended.exit_reason == reason
     assert words in ended.exit_detail
+
+
+@pytest.mark.parametrize("microvm", ["checking"], indirect=True)
+async def test_a_disk_comes_and_goes_while_it_runs(microvm, paths):
+    """The configuration forgets it at once; it is gone when the guest has let it go."""
+    socket = paths.run / "disk.sock"
+    server = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), socket)
+    socket.chmod(0o777)
+    driver, wanted = microvm.driver, microvm.stays.vm
+    disk = DiskAttachment(volume_id="vol_1", transport="vhost_user_blk", path=socket)
+    async with server:
+        await driver.apply(microvm.stays)
+        assert "vol_1" not in await driver.plugged(VM)
+        for _ in range(2):
+            await driver.plug(wanted, disk)
+            assert "vol_1" in await driver.plugged(VM)
+        assert not await driver.unplug(VM, "vol_1", seconds=0)
+        assert await driver.unplug(VM, "vol_1", seconds=10)
+        assert "vol_1" not in await driver.plugged(VM)
+        assert await driver.unplug(VM, "vol_1", seconds=0)
+        await driver.plug(wanted, disk)
+    with pytest.raises(AgentError, match="nobody serves disk"):
+        await driver.plug(wanted, dataclasses.replace(disk, volume_id="vol_2", path=paths.run / "none.sock"))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 API = json.loads(Path(__file__).with_name("cloud_hypervisor_api.json").read_text(encoding="utf-8"))
 POWER_OFF = bytes.fromhex("66ba0006b034ee")  # mov dx, 0x600; mov al, 0x34; out dx, al
+SCHEMAS = {"#" + name for name in API["schemas"]}
 TYPES = {"string": str, "integer": int, "boolean": bool, "object": dict, "number": (int, float)}
 STALL_SECONDS = 60.0
 VERSION = os.environ.get("FAKE_VERSION") or "53.0.0"
@@ -110,6 +111,7 @@ class Vmm:
         self.api = arguments["--api-socket"].removeprefix("path=")
         self.events = arguments["--event-monitor"].removeprefix("path=")
         self.config = None
+        self.kept = {}
         self.state = ""
         self.began = time.monotonic()
         Path(self.events).write_bytes(b"")
@@ -134,7 +136,7 @@ class Vmm:
         if bool(body) != bool(known[1]):
             raise Refused(400, "Bad request", "a body is sent where none is wanted, or none where one is")
         value = json.loads(body) if body else None
-        if value is not None and name in ("vm.create", "vm.add-net"):
+        if value is not None and "#" + known[1] in SCHEMAS:
             checked("#" + known[1], value, name)
         if descriptors and name != "vm.add-net":
             raise Refused(400, "Bad request", "descriptors are not taken here")
@@ -156,7 +158,28 @@ class Vmm:
 
     def vm_info(self, body, descriptors):
         self.must_exist()
-        return {"config": self.config, "state": self.state, "memory_actual_size": self.config["memory"]["size"]}
+        kinds = ("disks", "net") if self.state == "Running" else ()
+        tree = {item["id"]: {"id": item["id"]} for kind in kinds for item in self.config.get(kind, ())}
+        size = self.config["memory"]["size"]
+        return {"config": self.config, "state": self.state, "memory_actual_size": size, "device_tree": tree | self.kept}
+
+    def vm_add_disk(self, body, descriptors):
+        self.must_exist()
+        if body["id"] in {item["id"] for item in self.config.get("disks", ())} | self.kept.keys():
+            raise Refused(500, "Error from device manager", f"identifier {body['id']} is not unique")
+        reach(body["vhost_socket"])
+        self.config.setdefault("disks", []).append(body)
+        return {"id": body["id"], "bdf": "0000:00:07.0"}
+
+    def vm_remove_device(self, body, descriptors):
+        """The configuration forgets it at once, the guest lets it go some time later."""
+        self.must_exist()
+        found = [item for item in self.config.get("disks", ()) if item["id"] == body["id"]]
+        if not found:
+            raise Refused(500, "Error from device manager", f"unknown device id {body['id']}")
+        self.config["disks"].remove(found[0])
+        self.kept[body["id"]] = {"id": body["id"]}
+        threading.Timer(0.3, self.kept.pop, (body["id"],)).start()
 
     def vm_boot(self, body, descriptors):
         self.must_exist()

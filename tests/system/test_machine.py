@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hostagent.lib.wait import until
 from hostagent.protocol.wanted import (
     DiskWanted,
     FileWanted,
@@ -160,6 +161,8 @@ async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
     host.host.exec(["pkill", "-9", "-f", "qemu-storage-daemon.*" + VOLUME])
     can_connect(other.host, ssh("echo more > more; sync; cat more"), seconds=60)
     assert (await host.vm(VM)).detail["pid"] == observed.detail["pid"]
+    assert await until(lambda: is_calm(host), seconds=30)
+    boots[-1] = await logged_in(other.host)  # another one where requests were in flight: then it was reset
 
     # the agent dies: the machine is left alone and found again
     in_host(host.host, int(host.host.exec(["pgrep", "-of", "agent.pyz serve"]).stdout), signal.SIGKILL)
@@ -190,6 +193,10 @@ async def test_a_machine_lives_its_whole_life(lab, host, image_directory):
     await host.purge("vm", VM, generation(5))
     await host.purge("volume", VOLUME, generation(2))
     assert host.leftovers() == before
+
+
+async def is_calm(host: AgentHost) -> bool:
+    return not (await host.vm(VM)).detail["reset_due"]
 
 
 def in_host(host: LabHost, pid: int, number: signal.Signals) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from controlplane.models.host import Host
@@ -63,10 +63,25 @@ def conditions_of(vm: Vm, host: Host | None, run: Run | None, volumes: Sequence[
         found.append(
             Said(type="VolumesLocked", status="true", reason="volume.locked", message=message, since=locked[0].observed_at)
         )
+    if (reset := _reset(vm)) is not None:
+        found.append(reset)
     if (vm.vcpus, vm.memory_bytes) != (vm.applied_vcpus, vm.applied_memory_bytes):
         message = f"{vm.vcpus} cores and {vm.memory_bytes} bytes of memory apply at the next restart or start."
         found.append(Said(type="ResizePending", status="true", reason="after_reboot", message=message))
     return found
+
+
+def _reset(vm: Vm) -> Said | None:
+    """Until its next start. A storage daemon that dies loses what was in flight, and a guest would wait for that for ever."""
+    if vm.observed_detail.get("reset_due"):
+        message = "The storage daemon of one of its disks died with requests in flight: it is being reset."
+        return Said(type="DiskInterrupted", status="true", reason="vm.reset_due", message=message)
+    stamp = vm.observed_detail.get("reset_unix_ms")
+    when = datetime.fromtimestamp(stamp / 1000, UTC) if isinstance(stamp, int) else None
+    if when is None or vm.started_at is None or when <= vm.started_at:
+        return None
+    message = "The storage daemon of one of its disks died with requests in flight, so it was reset. What was flushed is there."
+    return Said(type="DiskInterrupted", status="true", reason="vm.was_reset", message=message, since=when)
 
 
 def _placed(vm: Vm) -> Said:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from controlplane.core.json import Json
 from controlplane.events.service import emit
 from controlplane.kernel import epoch
 from controlplane.kernel import service as kernel
@@ -255,6 +256,9 @@ class VmProgram(Program[Vm, HostLinks]):
                 vm.started_at = func.now()
             body = {"name": vm.name, "before": vm.observed_power, "detail": dict(detail)}
             await emit(tx.session, f"vm.{power}", "vm", vm.id, project_id=vm.project_id, body=body)
+        if power == vm.observed_power == "running" and detail.get("resets", 0) != vm.observed_detail.get("resets", 0):
+            reset: dict[str, Json] = {"name": vm.name, "reason": "the storage daemon of one of its disks died"}
+            await emit(tx.session, "vm.reset", "vm", vm.id, project_id=vm.project_id, body=reset)
         vm.observed_power = power
         vm.observed_at = None if power == "unknown" else func.now()
         vm.observed_detail = dict(detail)

@@ -13,11 +13,28 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hostagent
-from hostagent.drivers.machine.cloud_hypervisor_config import MAX_MOUNTS, RunFiles, argv, net_config, vm_config
+from hostagent.drivers.machine.cloud_hypervisor_config import (
+    DISK,
+    MAX_MOUNTS,
+    RunFiles,
+    argv,
+    disk_config,
+    disk_id,
+    net_config,
+    vm_config,
+)
 from hostagent.drivers.machine.cloud_hypervisor_program import Program
-from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
+from hostagent.drivers.machine.protocol import (
+    DiskAttachment,
+    MachineObserved,
+    MachinePlan,
+    MachineRendered,
+    MachineTraits,
+    RenderedFile,
+)
 from hostagent.drivers.machine.run_directory import prepare, write
 from hostagent.drivers.machine.seed import WORKLOAD, seed_image, workload_text
 from hostagent.drivers.network.tap import open_tap
@@ -28,6 +45,7 @@ from hostagent.lib.paths import Paths
 from hostagent.lib.unixhttp import UnixHttp, UnixHttpError, accepts
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
+from hostagent.protocol.wanted import VmWanted
 
 PREFIX = "microvm-"
 CONSOLE_PREFIX = "console-"
@@ -58,6 +76,7 @@ class CloudHypervisorMachine:
         mount_form="disk",
         boots=frozenset({"kernel", "firmware"}),
         needs_kvm=True,
+        can_hotplug=True,
         max_mounts=MAX_MOUNTS,
     )
 
@@ -167,11 +186,56 @@ class CloudHypervisorMachine:
     async def vm_ids(self) -> tuple[str, ...]:
         return tuple(name.removeprefix(PREFIX) for name in await self.supervisor.names() if name.startswith(PREFIX))
 
+    async def plugged(self, vm_id: str) -> frozenset[str]:
+        """By the tree of devices: the configuration forgets a disk before the guest has let it go."""
+        try:
+            info = await UnixHttp(socket_path=RunFiles(directory=self.paths.vm_run_directory(vm_id)).api).call("GET", "vm.info")
+        except UnixHttpError as error:
+            raise AgentError("vm.plug_failed", str(error)) from error
+        return frozenset(name.removeprefix(DISK) for name in info.get("device_tree") or () if name.startswith(DISK))
+
+    async def plug(self, vm: VmWanted, disk: DiskAttachment) -> None:
+        if disk.volume_id in await self.plugged(vm.id):
+            return
+        await _check_disks((disk,))
+        try:
+            await self._told(vm.id, "vm.add-disk", disk_config(disk, vm.vcpus))
+        except UnixHttpError as error:
+            raise AgentError("vm.plug_failed", str(error)) from error
+
+    async def unplug(self, vm_id: str, volume_id: str, *, seconds: float) -> bool:
+        """`vm.remove-device` answers at once, and a second one while the guest is asked is an error that says nothing."""
+
+        async def is_gone() -> bool:
+            return volume_id not in await self.plugged(vm_id)
+
+        if await is_gone():
+            return True
+        with contextlib.suppress(UnixHttpError):
+            await self._told(vm_id, "vm.remove-device", {"id": disk_id(volume_id)})
+        return await until(is_gone, seconds=seconds)
+
+    async def unanswered(self, vm_id: str, volume_id: str) -> int | None:
+        """It tells nothing of its rings."""
+        del vm_id, volume_id
+
+    async def reset(self, vm_id: str) -> None:
+        try:
+            await UnixHttp(socket_path=RunFiles(directory=self.paths.vm_run_directory(vm_id)).api).call(
+                "PUT", "vm.reboot", seconds=BOOT_SECONDS
+            )
+        except UnixHttpError as error:
+            raise AgentError("vm.plug_failed", str(error)) from error
+
+    async def _told(self, vm_id: str, name: str, body: dict[str, Any]) -> None:
+        api = UnixHttp(socket_path=RunFiles(directory=self.paths.vm_run_directory(vm_id)).api)
+        await api.call("PUT", name, body, seconds=BOOT_SECONDS)
+
     async def _start(self, plan: MachinePlan) -> None:
         await self.program.check()
         rendered = self.render(plan)
         await self._forget(plan.vm.id)
-        await _check_disks(plan)
+        await _check_disks(plan.disks)
         files = RunFiles(directory=plan.run_directory)
         stale = (files.api, files.events, files.serial, files.console, files.log, files.directory / "api.sock.lock")
         prepare(plan, stale)
@@ -257,9 +321,9 @@ class CloudHypervisorMachine:
         await self.supervisor.remove(CONSOLE_PREFIX + vm_id)
 
 
-async def _check_disks(plan: MachinePlan) -> None:
+async def _check_disks(disks: tuple[DiskAttachment, ...]) -> None:
     """Cloud Hypervisor tries for a minute to reach a disk's daemon, and answers nothing else meanwhile."""
-    for disk in plan.disks:
+    for disk in disks:
         if not await accepts(disk.path, seconds=DISK_SECONDS):
             raise AgentError(
                 "vm.disk_unreachable", f"nobody serves disk {disk.volume_id} at {disk.path}", volume=disk.volume_id

@@ -16,6 +16,7 @@ from hostagent.drivers.machine.seed import mount_serial, root_serial
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, NicWanted
 
+DISK = "disk-"
 MAX_MOUNTS = 12  # beside disks, nics and the rest on the 32 slots of one segment
 
 
@@ -67,7 +68,7 @@ def vm_config(plan: MachinePlan, *, has_landlock: bool) -> dict[str, Any]:
         raise AgentError("vm.unsupported", "Cloud Hypervisor needs a host with usable KVM", retryable=False)
     if vm.workload is not None and plan.root is None:
         raise AgentError("vm.unsupported", "a workload in a VM needs an image with its root", retryable=False)
-    disks = [_disk(index, disk, vm.vcpus) for index, disk in enumerate(plan.disks)]
+    disks = [disk_config(disk, vm.vcpus) for disk in plan.disks]
     if plan.seed or vm.workload is not None:
         disks.append(_shared("seed", files.seed))
     if plan.root is not None:
@@ -123,12 +124,16 @@ def _cpus(plan: MachinePlan) -> dict[str, Any]:
     return cpus
 
 
-def _disk(index: int, disk: DiskAttachment, vcpus: int) -> dict[str, Any]:
+def disk_id(volume_id: str) -> str:
+    return f"{DISK}{volume_id}"
+
+
+def disk_config(disk: DiskAttachment, vcpus: int) -> dict[str, Any]:
     """More queues than vCPUs are refused at boot; so are limits of rate on a vhost-user disk (they are the daemon's)."""
     if disk.transport != "vhost_user_blk":
         raise AgentError("vm.unsupported", f"disk {disk.volume_id} is no vhost-user socket", retryable=False)
     return {
-        "id": f"disk{index}",
+        "id": disk_id(disk.volume_id),
         "vhost_user": True,
         "vhost_socket": str(disk.path),
         "num_queues": min(disk.num_queues, vcpus),

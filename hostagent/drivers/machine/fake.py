@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hostagent.drivers.fault import Faults
 from hostagent.drivers.machine.protocol import (
+    DiskAttachment,
     MachineObserved,
     MachinePlan,
     MachineRendered,
@@ -11,6 +12,7 @@ from hostagent.drivers.machine.protocol import (
     RenderedFile,
 )
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
+from hostagent.protocol.wanted import VmWanted
 
 _PREFIX = "fakevm-"
 
@@ -24,12 +26,15 @@ class FakeMachine:
         mount_form="directory",
         boots=frozenset({"kernel", "firmware", "none"}),
         has_console=False,
+        can_hotplug=True,
     )
 
     def __init__(self, supervisor: SupervisorDriver, faults: Faults | None = None) -> None:
         self.supervisor = supervisor
         self.faults = faults or Faults()
         self.plans: dict[str, MachinePlan] = {}
+        self.disks: dict[str, set[str]] = {}
+        self.kept: set[str] = set()
 
     def render(self, plan: MachinePlan) -> MachineRendered:
         seed = tuple(
@@ -62,8 +67,11 @@ class FakeMachine:
         if plan.vm.power == "stopped":
             await self.supervisor.remove(_PREFIX + plan.vm.id)
             return MachineObserved(vm_id=plan.vm.id, state="stopped", log_path=str(plan.log_path))
+        before = await self.observe(plan.vm.id)
         for unit in self.render(plan).units:
             await self.supervisor.apply(unit)
+        if before is None or before.state != "running":
+            self.disks[plan.vm.id] = {disk.volume_id for disk in plan.disks}
         observed = await self.observe(plan.vm.id)
         assert observed is not None
         return observed
@@ -72,6 +80,22 @@ class FakeMachine:
         await self.faults.reach("machine.remove", vm_id)
         await self.supervisor.remove(_PREFIX + vm_id)
         self.plans.pop(vm_id, None)
+
+    async def plugged(self, vm_id: str) -> frozenset[str]:
+        return frozenset(self.disks.get(vm_id, ()))
+
+    async def plug(self, vm: VmWanted, disk: DiskAttachment) -> None:
+        await self.faults.reach("machine.plug", disk.volume_id)
+        self.disks.setdefault(vm.id, set()).add(disk.volume_id)
+
+    async def unplug(self, vm_id: str, volume_id: str, *, seconds: float) -> bool:
+        """Its guest keeps what is in `kept`."""
+        del seconds
+        await self.faults.reach("machine.unplug", volume_id)
+        if volume_id in self.kept:
+            return False
+        self.disks.get(vm_id, set()).discard(volume_id)
+        return True
 
     async def vm_ids(self) -> tuple[str, ...]:
         names = await self.supervisor.names()

@@ -175,6 +175,36 @@ class Installable(Protocol):
 
 
 @runtime_checkable
+class DiskPlugs(Protocol):
+    """Disks of a running machine (traits.can_hotplug). All raise AgentError `vm.plug_failed` where its VMM does not answer."""
+
+    async def plugged(self, vm_id: str) -> frozenset[str]:
+        """The volumes that it has now, also those that its guest was asked to let go."""
+        ...
+
+    async def plug(self, vm: VmWanted, disk: DiskAttachment) -> None:
+        """In the guest's sight afterwards. Raises AgentError `vm.plug_failed`, also where no slot is free."""
+        ...
+
+    async def unplug(self, vm_id: str, volume_id: str, *, seconds: float) -> bool:
+        """Ask the guest to let it go; False: it has not within `seconds`. Absent is success."""
+        ...
+
+
+@runtime_checkable
+class Resets(Protocol):
+    """A machine whose disk's daemon died, where that forgot what was in flight. Both raise AgentError `vm.plug_failed`."""
+
+    async def unanswered(self, vm_id: str, volume_id: str) -> int | None:
+        """Requests that the guest has made of this disk and nobody has answered yet. None: nobody knows."""
+        ...
+
+    async def reset(self, vm_id: str) -> None:
+        """As by the reset button: the guest begins anew, in the same process."""
+        ...
+
+
+@runtime_checkable
 class Snapshots(Protocol):
     """Memory and device state to a directory and back (traits.can_snapshot)."""
 

@@ -10,8 +10,17 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
-from hostagent.drivers.machine.protocol import MachineObserved, MachinePlan, MachineRendered, MachineTraits, RenderedFile
+from hostagent.drivers.machine import qemu_disks
+from hostagent.drivers.machine.protocol import (
+    DiskAttachment,
+    MachineObserved,
+    MachinePlan,
+    MachineRendered,
+    MachineTraits,
+    RenderedFile,
+)
 from hostagent.drivers.machine.qemu_command import MAX_MOUNTS, RunFiles, nic_words, qemu_argv
 from hostagent.drivers.machine.run_directory import prepare, write
 from hostagent.drivers.machine.seed import WORKLOAD, seed_image, workload_text
@@ -23,6 +32,7 @@ from hostagent.lib.paths import Paths
 from hostagent.lib.qmp import Qmp, QmpError, connect
 from hostagent.lib.wait import until
 from hostagent.protocol.errors import AgentError
+from hostagent.protocol.wanted import VmWanted
 
 PREFIX = "vm-"
 OVERHEAD_BYTES = 512 << 20
@@ -43,6 +53,7 @@ class QemuMachine:
         nic_kind="tap",
         mount_form="disk",
         boots=frozenset({"kernel", "firmware"}),
+        can_hotplug=True,
         max_mounts=MAX_MOUNTS,
     )
 
@@ -124,6 +135,24 @@ class QemuMachine:
 
     async def vm_ids(self) -> tuple[str, ...]:
         return tuple(name.removeprefix(PREFIX) for name in await self.supervisor.names() if name.startswith(PREFIX))
+
+    async def plugged(self, vm_id: str) -> frozenset[str]:
+        return await qemu_disks.tell(self._qmp_path(vm_id), qemu_disks.plugged)
+
+    async def plug(self, vm: VmWanted, disk: DiskAttachment) -> None:
+        await qemu_disks.tell(self._qmp_path(vm.id), lambda qmp: qemu_disks.plug(qmp, disk))
+
+    async def unplug(self, vm_id: str, volume_id: str, *, seconds: float) -> bool:
+        return await qemu_disks.tell(self._qmp_path(vm_id), lambda qmp: qemu_disks.unplug(qmp, volume_id, seconds=seconds))
+
+    async def unanswered(self, vm_id: str, volume_id: str) -> int | None:
+        return await qemu_disks.tell(self._qmp_path(vm_id), lambda qmp: qemu_disks.unanswered(qmp, volume_id))
+
+    async def reset(self, vm_id: str) -> None:
+        await qemu_disks.tell(self._qmp_path(vm_id), qemu_disks.reset)
+
+    def _qmp_path(self, vm_id: str) -> Path:
+        return RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp
 
     async def _start(self, plan: MachinePlan) -> None:
         rendered = self.render(plan)

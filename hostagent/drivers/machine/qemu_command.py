@@ -17,6 +17,8 @@ from hostagent.drivers.machine.seed import mount_serial, root_serial
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.wanted import FirmwareBoot, KernelBoot, NicWanted
 
+DISK, PORT_SPARE = "disk-", "port_spare"
+SPARE_PORTS = 8  # functions of one slot
 PROGRAM = "/usr/bin/qemu-system-x86_64"
 MAX_MOUNTS = 12  # each takes one of the 31 slots of the root complex, beside disks, nics and the rest
 # An engine that finds AVX takes it, and TCG emulates it by calls, fused multiplication even without the host's arithmetic:
@@ -62,6 +64,7 @@ def qemu_argv(plan: MachinePlan, *, tsc_khz: int) -> tuple[str, ...]:
     argv += ["-smp", f"{vm.vcpus},sockets=1,cores={vm.vcpus},threads=1"]
     argv += ["-object", f"memory-backend-memfd,id=memory,size={vm.memory_bytes},share=on", "-m", f"{vm.memory_bytes}B"]
     argv += _boot(plan, tsc_khz)
+    argv += _spare_ports()
     for index, disk in enumerate(plan.disks):
         argv += _disk(index, disk, is_bootable=isinstance(vm.boot, FirmwareBoot))
     for index in range(len(plan.nics)):
@@ -118,12 +121,45 @@ def _disk(index: int, disk: DiskAttachment, *, is_bootable: bool) -> list[str]:
     """
     if disk.transport != "vhost_user_blk":
         raise AgentError("vm.unsupported", f"disk {disk.volume_id} is no vhost-user socket", retryable=False)
-    device = f"vhost-user-blk-pci,id=disk{index},bus=port_disk{index},chardev=disk_socket{index}"
+    device = f"vhost-user-blk-pci,id={disk_id(disk.volume_id)},bus=port_disk{index},chardev={socket_id(disk.volume_id)}"
     device += f",num-queues={disk.num_queues},queue-size={disk.queue_size},config-wce=off"
     if disk.is_boot and is_bootable:
         device += ",bootindex=0"
-    chardev = f"socket,id=disk_socket{index},path={disk.path},reconnect=1"
+    chardev = f"socket,id={socket_id(disk.volume_id)},path={disk.path},reconnect=1"
     return ["-chardev", chardev, *_root_port(f"port_disk{index}", 1 + index), "-device", device]
+
+
+def disk_id(volume_id: str) -> str:
+    return f"{DISK}{volume_id}"
+
+
+def socket_id(volume_id: str) -> str:
+    return f"socket-{volume_id}"
+
+
+def plug_words(disk: DiskAttachment, port: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The QMP commands that give a running machine the disk, as `_disk` does at its start."""
+    address = {"type": "unix", "data": {"path": str(disk.path)}}
+    backend = {"type": "socket", "data": {"addr": address, "server": False, "reconnect": 1}}
+    device = {
+        "driver": "vhost-user-blk-pci",
+        "id": disk_id(disk.volume_id),
+        "bus": port,
+        "chardev": socket_id(disk.volume_id),
+        "num-queues": disk.num_queues,
+        "queue-size": disk.queue_size,
+        "config-wce": False,
+    }
+    return (("chardev-add", {"id": socket_id(disk.volume_id), "backend": backend}), ("device_add", device))
+
+
+def _spare_ports() -> list[str]:
+    """For disks that come later; the functions of one slot."""
+    words: list[str] = []
+    for index in range(SPARE_PORTS):
+        port = f"pcie-root-port,id={PORT_SPARE}{index},chassis={200 + index},slot={200 + index},addr=0x1e.{index}"
+        words += ["-device", f"{port},multifunction=on"]
+    return words
 
 
 def _mount(serial: str, mount: MountAttachment, chassis: int) -> list[str]:

@@ -18,13 +18,17 @@ from hostagent.protocol.wanted import VolumeWanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageTraits:
-    """`can_grow_live`: a running guest sees the new size; else after its next start."""
+    """`can_grow_live`: a running guest sees the new size; else after its next start. `keeps_inflight`: a daemon that died and
+    came back goes on with the requests that it had not answered (INFLIGHT_SHMFD); else they are lost, and the guest waits for
+    them until it is reset.
+    """
 
     name: Literal["qsd", "spdk", "fake"]
     transports: frozenset[DiskTransport]
     can_grow_live: bool = False
     can_snapshot: bool = False
     can_encrypt: bool = False
+    keeps_inflight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
