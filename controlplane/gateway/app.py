@@ -260,7 +260,7 @@ def _completion_limit(call: Call, asked: Asked) -> int:
 
 def _most_cost(route: RouteEntry, tokens: int, completion: int) -> int:
     """What the dearest target would cost, in millionths."""
-    prices = [target.price for target in route.every_target() if target.price is not None]
+    prices = [one.serving.price for one in route.every_target() if one.serving.price is not None]
     return max((price.of(tokens - completion, 0, completion) for price in prices), default=0)
 
 

@@ -84,11 +84,23 @@ class KeyEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What replicas of one revision serve. `has_continuous_usage`: the engine can send running totals in every chunk."""
+
+    served_model_id: str
+    revision: int = 1
+    model: str = ""
+    price: Price | None = None
+    has_continuous_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaEntry:
     """A replica that answered its probe. `base_url` never leaves the gateway; clients see `short_id`."""
 
     id: str
     base_url: str
+    serving: Serving
 
     @property
     def short_id(self) -> str:
@@ -119,7 +131,8 @@ class ProviderEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One endpoint behind a route. `has_continuous_usage`: the engine can send running totals in every chunk.
+    """One endpoint behind a route. `serving`: of its present revision; while that is rolled out (`is_rolling`), its replicas
+    get `share` percent of the requests (None: as many as they are).
 
     `fallback` takes the requests that this one's replicas cannot: none is there, or they fail. `max_in_flight` is a replica's
     limit (0: none), `places` how many of those who wait go to one replica at a time (0: all).
@@ -127,22 +140,21 @@ class Target:
 
     endpoint_id: str
     name: str = ""
-    model: str = ""
-    price: Price | None = None
-    served_model_id: str
+    serving: Serving
     weight: int
-    has_continuous_usage: bool
     replicas: tuple[ReplicaEntry, ...]
     fallback: Target | None = None
     provider: ProviderEntry | None = None
     is_autoscaled: bool = False
     max_in_flight: int = 0
     places: int = 0
+    is_rolling: bool = False
+    share: float | None = None
 
     @property
     def can_wait_for(self) -> bool:
         """Whether a request may wait until a replica is there or has room."""
-        return self.is_autoscaled or self.max_in_flight > 0
+        return self.is_autoscaled or self.max_in_flight > 0 or self.is_rolling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

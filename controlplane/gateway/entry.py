@@ -22,6 +22,7 @@ from controlplane.gateway.directory import (
     ReplicaEntry,
     RouteEntry,
     Rule,
+    Serving,
     Target,
     Timeouts,
 )
@@ -76,15 +77,13 @@ def _outside(provider: ProviderEntry | None, model: str, weight: int, prices: di
     if provider is None:
         return None
     name = f"{provider.name}/{model}"
+    serving = Serving(served_model_id=model, model=name, price=prices.get(name, prices.get("*")))
     return Target(
         endpoint_id=f"{provider.id}/{model}",
         name=name,
-        model=name,
-        price=prices.get(name, prices.get("*")),
-        served_model_id=model,
+        serving=serving,
         weight=weight,
-        has_continuous_usage=False,
-        replicas=(ReplicaEntry(id=provider.id, base_url=provider.base_url),),
+        replicas=(ReplicaEntry(id=provider.id, base_url=provider.base_url, serving=serving),),
         provider=provider,
     )
 
@@ -171,19 +170,30 @@ def _target(row: asyncpg.Record, known: Known) -> Target:
 
 
 def _alone(endpoint: asyncpg.Record, weight: int, prices: dict[str, Price]) -> Target:
-    spec: Any = json.loads(endpoint["spec"])
     replicas: Any = json.loads(endpoint["replicas"])
+    revisions: Any = json.loads(endpoint["revisions"])
+    servings = {number: _serving(number, revision, prices) for number, *revision in revisions}
     autoscale: Any = json.loads(endpoint["autoscale"]) if endpoint["autoscale"] else None
     return Target(
         endpoint_id=endpoint["id"],
         name=endpoint["name"],
-        model=endpoint["model"],
-        price=prices.get(endpoint["model"], prices.get("*")),
-        served_model_id=spec["served_model_id"],
+        serving=servings[endpoint["revision"]],
         weight=weight,
-        has_continuous_usage=bool(spec.get("engine", {}).get("has_continuous_usage")),
         is_autoscaled=autoscale is not None,
         max_in_flight=endpoint["max_in_flight"],
         places=math.ceil(autoscale["target_in_flight"]) if autoscale else 0,
-        replicas=tuple(ReplicaEntry(id=replica, base_url=url) for replica, url in replicas),
+        is_rolling=endpoint["is_rolling"],
+        share=endpoint["share"],
+        replicas=tuple(ReplicaEntry(id=replica, base_url=url, serving=servings[number]) for replica, url, number in replicas),
+    )
+
+
+def _serving(number: int, revision: list[Any], prices: dict[str, Price]) -> Serving:
+    model, served_model_id, has_continuous_usage = revision
+    return Serving(
+        served_model_id=served_model_id,
+        revision=number,
+        model=model,
+        price=prices.get(model, prices.get("*")),
+        has_continuous_usage=bool(has_continuous_usage),
     )

@@ -114,13 +114,22 @@ class Exchange:
             async with self._scope:
                 await self._exchange(target, replica, meter)
             router.breakers.succeeded(replica.id)
-        except Fault:
+            first = meter.first_token_at
+            router.traffic.answered(target, replica, None if first is None else first - call.chosen_at)
+        except Fault as fault:
             router.breakers.failed(replica.id, time.monotonic())
+            if fault.kind is not FaultKind.BUSY:
+                router.traffic.failed(target, replica)
+            raise
+        except Problem as failure:
+            if failure.status >= 500:  # it died in the middle of its answer
+                router.traffic.failed(target, replica)
             raise
         except TimeoutError as error:
             if not self._scope.expired():
                 raise problem.upstream_error(f"{replica.base_url}: {error!r}") from error
             router.breakers.failed(replica.id, time.monotonic())
+            router.traffic.failed(target, replica)
             limits = self._route.timeouts
             seconds = {"ttft": limits.first_token, "idle": limits.idle, "total": limits.total}[self._phase_name]
             raise problem.timed_out(self._phase_name, seconds) from error
@@ -135,9 +144,9 @@ class Exchange:
         if target.provider is not None and self._question.upload is not None:
             raise problem.not_supported(self._route.name, "forms do not go to providers outside")
         if target.provider is not None:
-            letter, answer = outside(target.provider, target.served_model_id, self._call, self._body)
+            letter, answer = outside(target.provider, replica.serving.served_model_id, self._call, self._body)
         else:
-            letter = self._letter(target, replica, is_metered=is_metered_stream)
+            letter = self._letter(replica, is_metered=is_metered_stream)
         self._phase("ttft" if self._asked.is_stream else "total")
         try:
             response = await send(self._means.session, letter, connect_seconds=self._route.timeouts.connect)
@@ -151,31 +160,33 @@ class Exchange:
             if response.status != 200:
                 await self._refused(response, replica, answer)
             elif is_metered_stream and response.content_type == "text/event-stream":
-                await self._stream(response, replica, meter, self._events(target, answer))
+                await self._stream(response, replica, meter, self._events(replica, answer))
             else:
                 await self._plain(response, replica, meter, answer)
         finally:
             response.close() if not response.content.is_eof() else response.release()
 
-    def _letter(self, target: Target, replica: ReplicaEntry, *, is_metered: bool) -> Letter:
+    def _letter(self, replica: ReplicaEntry, *, is_metered: bool) -> Letter:
         url, headers, upload = replica.base_url + self._call.path, headers_for(self._call), self._question.upload
         if upload is not None:
-            model = target.served_model_id
+            model = replica.serving.served_model_id
             headers.append(("content-length", str(upload.length(model))))
             return Letter(url=url, headers=headers, pieces=partial(upload.pieces, model))
         body = prepare(
             self._body,
             self._asked,
-            served_model_id=target.served_model_id,
-            has_continuous_usage=target.has_continuous_usage,
+            served_model_id=replica.serving.served_model_id,
+            has_continuous_usage=replica.serving.has_continuous_usage,
             asks_for_usage=is_metered and self._call.family.has_stream_options,
         )
         return Letter(url=url, headers=headers, body=body)
 
-    def _events(self, target: Target, answer: Answer | None) -> Events:
+    def _events(self, replica: ReplicaEntry, answer: Answer | None) -> Events:
         events = answer.events() if answer is not None else None
         form = _usage_form(self._asked)
-        return events or EventStream(form, is_running_total=target.has_continuous_usage, reader=self._call.family.reader)
+        return events or EventStream(
+            form, is_running_total=replica.serving.has_continuous_usage, reader=self._call.family.reader
+        )
 
     def _cut(self, replica: ReplicaEntry, error: Exception) -> Exception:
         """The connection ended: another replica may take over unless the answer has begun to go out."""
@@ -318,13 +329,13 @@ class Exchange:
                     path=call.path,
                     is_stream=self._asked.is_stream,
                     prompt_estimate=self._question.prompt_estimate,
-                    served_model=target.model,
+                    served_model=replica.serving.model,
                 )
             except OSError as error:
                 raise problem.cannot_account(repr(error)) from error
             self._meter = Meter(self._means.journal, opening, call.arrived, bills_parts=not call.family.is_media)
         self._meter.endpoint_id, self._meter.replica_id = target.endpoint_id, replica.id
-        self._meter.served_model, self._price = target.model, target.price
+        self._meter.served_model, self._price = replica.serving.model, replica.serving.price
         self._meter.begin(call.attempts)
         return self._meter
 

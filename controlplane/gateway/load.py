@@ -15,6 +15,7 @@ import asyncpg
 
 from controlplane.gateway import queries
 from controlplane.gateway.queries import Load
+from controlplane.gateway.traffic import TrafficBook
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class LoadBook:
         return rows
 
 
-async def report_for_ever(book: LoadBook, database_url: str, instance: str) -> None:
+async def report_for_ever(book: LoadBook, traffic: TrafficBook, database_url: str, instance: str) -> None:
     """One row an endpoint every second, at once when something urgent waits; silence tells the autoscaler that we are away."""
     while True:
         try:
@@ -119,6 +120,7 @@ async def report_for_ever(book: LoadBook, database_url: str, instance: str) -> N
                     book.urgent.clear()
                     if rows := book.take(time.monotonic()):
                         await queries.tell_load(connection, instance, rows)
+                    await queries.tell_traffic(connection, instance, traffic.rows())
                     with suppress(TimeoutError):
                         async with asyncio.timeout(PERIOD_SECONDS):
                             await book.urgent.wait()

@@ -24,6 +24,7 @@ from controlplane.gateway.entry import (
     provider_of,
     route_of,
 )
+from controlplane.gateway.traffic import Seen
 from controlplane.gateway.waiting import BANDS
 
 
@@ -81,9 +82,14 @@ SELECT count(*) + 1 FROM gateway_presence WHERE gateway <> $1 AND at > now() - i
 LEAVE = "DELETE FROM gateway_presence WHERE gateway = $1"
 
 ENDPOINTS = """
-SELECT e.id, e.name, e.model, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight,
-       (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url) ORDER BY p.id), '[]')
-        FROM replica p WHERE p.endpoint_id = e.id AND p.state = 'ready') AS replicas
+SELECT e.id, e.name, e.spec, e.replicas AS wanted, e.autoscale, e.max_in_flight, e.revision,
+       e.rollout IS NOT NULL AS is_rolling, (e.rollout->>'share')::float8 AS share,
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(p.id, p.base_url, p.revision) ORDER BY p.id), '[]')
+        FROM replica p WHERE p.endpoint_id = e.id AND p.state = 'ready') AS replicas,
+       (SELECT jsonb_agg(jsonb_build_array(
+          r.number, r.model, r.spec->>'served_model_id', r.spec#>'{engine,has_continuous_usage}'))
+        FROM endpoint_revision r WHERE r.endpoint_id = e.id AND (r.number = e.revision OR EXISTS (
+          SELECT FROM replica p WHERE p.endpoint_id = e.id AND p.revision = r.number))) AS revisions
 FROM endpoint e
 WHERE e.state = 'active'
 """
@@ -95,6 +101,13 @@ SELECT $1, *, now() FROM unnest($2::text[], $3::float8[], $4::float8[], $5::floa
 ON CONFLICT (gateway, endpoint_id) DO UPDATE SET
   in_flight = excluded.in_flight, queued = excluded.queued, requests_per_second = excluded.requests_per_second,
   last_end_at = coalesce(excluded.last_end_at, endpoint_load.last_end_at), at = excluded.at
+"""
+
+TELL_TRAFFIC = """
+INSERT INTO revision_traffic (gateway, endpoint_id, revision, requests, failures, ttft_counts, at)
+VALUES ($1, $2, $3, $4, $5, $6, now())
+ON CONFLICT (gateway, endpoint_id, revision) DO UPDATE SET
+  requests = excluded.requests, failures = excluded.failures, ttft_counts = excluded.ttft_counts, at = excluded.at
 """
 
 HAVE_BUDGET = "INSERT INTO budget_use (key_id, period, period_start) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
@@ -142,6 +155,12 @@ async def tell_load(connection: asyncpg.Connection, instance: str, rows: Sequenc
         [row.requests_per_second for row in rows],
         [row.last_end_at for row in rows],
     )
+
+
+async def tell_traffic(connection: asyncpg.Connection, instance: str, rows: Sequence[tuple[str, int, Seen]]) -> None:
+    """Write down what was seen of each revision that is rolled out."""
+    for endpoint_id, revision, seen in rows:
+        await connection.execute(TELL_TRAFFIC, instance, endpoint_id, revision, seen.requests, seen.failures, seen.ttft_counts)
 
 
 async def forget_load(connection: asyncpg.Connection, instance: str) -> None:

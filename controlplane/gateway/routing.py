@@ -15,6 +15,7 @@ from controlplane.gateway.breaker import Breakers
 from controlplane.gateway.directory import Directory, ReplicaEntry, RouteEntry, Target
 from controlplane.gateway.load import LoadBook
 from controlplane.gateway.retry import FaultKind, RetryBudget
+from controlplane.gateway.traffic import TrafficBook
 from controlplane.gateway.waiting import WaitingRoom
 
 Choice = tuple[Target, ReplicaEntry]
@@ -28,6 +29,7 @@ class Router:
         self.book = LoadBook()
         self.random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
         self.breakers = Breakers()
+        self.traffic = TrafficBook()
         self._in_flight: dict[str, int] = {}
         self._budgets: dict[str, RetryBudget] = {}
         self._routes: dict[str, RouteEntry] = {}
@@ -89,6 +91,7 @@ class Router:
         self._targets = {target.endpoint_id: target for target in every}
         self._present = frozenset(replica.id for target in self._targets.values() for replica in target.replicas)
         self.breakers.keep(self._present)
+        self.traffic.keep(self._targets.values())
         self.book.keep(frozenset(target.endpoint_id for target in self._targets.values() if target.is_autoscaled))
         self._budgets = {route_id: budget for route_id, budget in self._budgets.items() if route_id in self._routes}
         for endpoint_id in self.room.endpoints():
@@ -154,12 +157,24 @@ class Plan:
         return left if is_any else [replica for replica in left if breakers.is_closed(replica.id, self._now)]
 
     def _replica(self, target: Target, *, is_any: bool) -> Choice | None:
-        left = self._open(target, is_any=is_any)
+        left = self._shared(target, self._open(target, is_any=is_any))
         if not left:
             return None
         chosen = left[0] if len(left) == 1 else self._affine(left) if self._affinity else self._less_busy(left)
         self._tried.add(chosen.id)
         return target, chosen
+
+    def _shared(self, target: Target, left: list[ReplicaEntry]) -> list[ReplicaEntry]:
+        """While a revision is rolled out: its replicas or the others, by its share; one session always the same way."""
+        if target.share is None:
+            return left
+        new = [replica for replica in left if replica.serving.revision == target.serving.revision]
+        if not new or len(new) == len(left):
+            return left
+        drawn = 100 * self._router.random.random()
+        if self._affinity:
+            drawn = int.from_bytes(blake2b(self._affinity, digest_size=4).digest()) * 100 / (1 << 32)
+        return new if drawn < target.share else [replica for replica in left if replica not in new]
 
     def _less_busy(self, left: list[ReplicaEntry]) -> ReplicaEntry:
         return min(self._router.random.sample(left, 2), key=lambda replica: self._router.busy(replica.id))

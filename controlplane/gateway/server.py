@@ -73,7 +73,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
         limits=limiter.run(),
         budgets=budgets.run(),
         lander=land_for_ever(lander, url),
-        load=report_for_ever(router.book, url, mine.instance),
+        load=report_for_ever(router.book, router.traffic, url, mine.instance),
         journal_sync=sync_for_ever(journal, mine.journal_sync_ms / 1000),
     )
     try:

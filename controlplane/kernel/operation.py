@@ -121,6 +121,15 @@ async def end(session: AsyncSession, operation: Operation, state: str, run: Run 
     await session.flush()
 
 
+async def fail(session: AsyncSession, subject_id: str, code: str, detail: str) -> None:
+    """End the subject's operations as failed, for a step that gave up what they asked for and goes on."""
+    for operation in await unfinished(session, subject_id):
+        at = await session.scalar(select(func.clock_timestamp()).execution_options(autoflush=False))
+        operation.finished_at, operation.state = at, "failed"
+        operation.error_code, operation.error_detail = code, detail
+        await session.flush()
+
+
 def _end_of(operation: Operation, subject: Observed | None, parked: Run | None) -> str | None:
     """The state that an operation has come to; None: it goes on."""
     is_end = operation.action.endswith(ENDS)

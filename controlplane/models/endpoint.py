@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -17,7 +17,9 @@ from controlplane.models.base import Base, Versioned
 
 
 class Endpoint(Versioned, Base):
-    """`autoscale`: bounds and targets; null = as many replicas as asked. `max_in_flight`: a replica's limit, 0 = none.
+    """`revision`: what its replicas shall be made of (`endpoint_revision`); `rollout`: how it gets there, while it does
+    (`controlplane.resources.endpoint.rollout`). `autoscale`: bounds and targets; null = as many replicas as asked.
+    `max_in_flight`: a replica's limit, 0 = none.
 
     States: `active`, `deleting`. `isolation`: what the tenant asked for; `auto` = a VM where KVM works, else a container.
     """
@@ -31,6 +33,8 @@ class Endpoint(Versioned, Base):
     labels: Mapped[dict[str, Json]] = mapped_column(default=dict, server_default="{}")
     model: Mapped[str]
     spec: Mapped[dict[str, Json]]
+    revision: Mapped[int] = mapped_column(Integer, default=1, server_default="1")
+    rollout: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
     network_id: Mapped[str | None] = mapped_column(ForeignKey("network.id"))
     replicas: Mapped[int]
     isolation: Mapped[str] = mapped_column(default="auto", server_default="auto")
@@ -53,5 +57,6 @@ class Endpoint(Versioned, Base):
         CheckConstraint("ready_replicas >= 0", name="ready_not_negative"),
         CheckConstraint("vcpus > 0 AND memory_bytes > 0", name="shape_positive"),
         CheckConstraint("observed_generation <= generation", name="observed_not_ahead"),
+        CheckConstraint("revision > 0", name="revision_positive"),
         Index(None, "project_id", "name", unique=True),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, Integer
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.models.base import Base, Versioned
@@ -22,6 +22,7 @@ class Replica(Versioned, Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("project.id"))
     endpoint_id: Mapped[str] = mapped_column(ForeignKey("endpoint.id"))
     vm_id: Mapped[str | None] = mapped_column(ForeignKey("vm.id", ondelete="SET NULL"))
+    revision: Mapped[int] = mapped_column(Integer, default=1, server_default="1")
     state: Mapped[str] = mapped_column(default="starting", server_default="starting")
     base_url: Mapped[str | None]
     ready_at: Mapped[datetime | None]
@@ -33,5 +34,10 @@ class Replica(Versioned, Base):
         CheckConstraint("(state = 'ready') <= (base_url IS NOT NULL AND ready_at IS NOT NULL)", name="ready_has_address"),
         CheckConstraint("(state = 'deleting') = (deleting_at IS NOT NULL)", name="deleting_has_time"),
         CheckConstraint("base_url ~ '^http://'", name="base_url_form"),
+        ForeignKeyConstraint(
+            ["endpoint_id", "revision"],
+            ["endpoint_revision.endpoint_id", "endpoint_revision.number"],
+            name="replica_endpoint_revision_fkey",
+        ),
         Index(None, "endpoint_id"),
     )

@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "20261201_0500"
-down_revision = "20261201_0200"
+down_revision = "20261201_0430"
 
 
 def upgrade() -> None:

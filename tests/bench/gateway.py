@@ -78,6 +78,12 @@ async def lay_rows(url: str, upstream: str) -> None:
             spec,
         ),
         (
+            "INSERT INTO endpoint_revision (endpoint_id, number, model, spec, vcpus, memory_bytes)"
+            " VALUES ($1, 1, 'bench', $2, 1, 1)",
+            endpoint,
+            spec,
+        ),
+        (
             "INSERT INTO replica (id, project_id, endpoint_id, state, base_url, ready_at) VALUES ($1, $2, $3, 'ready', $4, now())",
             new_id(Kind.REPLICA),
             project,

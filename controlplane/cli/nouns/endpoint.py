@@ -27,6 +27,7 @@ noun = Noun(
     wide={
         "ID": "id",
         "ROUTES": "routes",
+        "REVISION": "revision",
         "CPUS": "wanted.vcpus",
         "MEMORY": "wanted.memory_bytes",
         "WHY": "observed.isolation_reason",
@@ -37,7 +38,6 @@ noun = Noun(
 app = noun.app
 noun.add_list()
 noun.add_show()
-noun.add_update()
 noun.add_delete()
 
 
@@ -90,6 +90,62 @@ def scale(
 ) -> None:
     """Want another number of replicas; those that are too many drain first."""
     noun.act(endpoint, "scale", {"replicas": replicas}, project=project, output=output, wait=wait, timeout=timeout)
+
+
+@app.command()
+def update(
+    endpoint: str,
+    label: LabelOptions = None,
+    description: Annotated[str | None, typer.Option(help="For people.")] = None,
+    model: Annotated[str | None, typer.Option(help="Serve this model instead; the same name: as imported now.")] = None,
+    vcpus: Annotated[int | None, typer.Option(min=1, help="Cores of a replica.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a replica, like 1GiB.")] = None,
+    max_surge: Annotated[int | None, typer.Option(min=0, help="So many replicas more meanwhile.")] = None,
+    max_unavailable: Annotated[int | None, typer.Option(min=0, help="So many ready ones fewer meanwhile.")] = None,
+    weight: Annotated[float | None, typer.Option(min=0, max=100, help="Percent of requests for the first new one.")] = None,
+    watch: Annotated[float | None, typer.Option(min=0, help="Seconds to watch it before the others follow.")] = None,
+    hold: Annotated[bool | None, typer.Option("--hold", help="Stay at --weight until `endpoint promote`.")] = None,
+    file: File = None,
+    project: InProject = None,
+    output: Output = Format.TABLE,
+    wait: Waiting = True,
+    timeout: Timeout = "60m",
+) -> None:
+    """Change what is given. Another model or shape is rolled out replica by replica, and taken back when it does worse."""
+    given = {"max_surge": max_surge, "max_unavailable": max_unavailable, "weight": weight, "watch_seconds": watch}
+    rollout = {name: value for name, value in {**given, "is_held": hold}.items() if value is not None}
+    options = {
+        "labels": spec.pairs(label),
+        "description": description,
+        "model": model,
+        "vcpus": vcpus,
+        "memory_bytes": parse_bytes(memory, "--memory"),
+        "rollout": rollout or None,
+    }
+    noun.act(endpoint, body=spec.merged(file, options), project=project, output=output, wait=wait, timeout=timeout)
+
+
+@app.command()
+def promote(endpoint: str, project: InProject = None, output: Output = Format.TABLE, wait: Waiting = True) -> None:
+    """End the watching of a roll-out: the other replicas follow."""
+    noun.act(endpoint, "promote", project=project, output=output, wait=wait, timeout="60m")
+
+
+@app.command()
+def rollback(endpoint: str, project: InProject = None, output: Output = Format.TABLE, wait: Waiting = True) -> None:
+    """Go back to the revision before."""
+    noun.act(endpoint, "rollback", project=project, output=output, wait=wait, timeout="60m")
+
+
+@app.command()
+def revisions(endpoint: str, project: InProject = None, output: Output = Format.TABLE) -> None:
+    """What its replicas were made of, the latest first, with why a revision was taken back."""
+    from controlplane.cli.client import Client
+
+    client = Client()
+    found = client.get(noun.path(client, project, endpoint, "revisions"))["items"]
+    columns = {"NUMBER": "number", "MODEL": "model", "CPUS": "vcpus", "MEMORY": "memory_bytes", "FAILURE": "failure"}
+    show_many(found, output, {**columns, "AGE": "created_at"})
 
 
 @app.command()

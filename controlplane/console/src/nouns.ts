@@ -104,7 +104,11 @@ export const NOUNS: Noun[] = [
   noun({
     key: "endpoints", title: "Endpoints", one: "endpoint", path: `${P}/endpoints`, cli: "endpoint", group: "Inference", create: "endpoints_create", update: "endpoints_update",
     columns: [{ title: "Status", field: "status", kind: "state" }, { title: "Model", field: "model" }, { title: "Replicas", field: "replicas", kind: "list" }, { title: "Age", field: "created_at", kind: "time" }],
-    actions: [{ verb: "scale", title: "Scale", operation: "endpoints_scale" }],
+    actions: [
+      { verb: "scale", title: "Scale", operation: "endpoints_scale" },
+      { verb: "promote", title: "Promote", operation: "endpoints_promote" },
+      { verb: "rollback", title: "Roll back", operation: "endpoints_rollback" },
+    ],
     remove: { title: "Delete", blast: "Its replicas end; requests to its model are refused." },
     empty: "No models are served here yet.", first: "bedplate endpoint create chat --model smollm2-135m-instruct",
   }),

@@ -34,6 +34,27 @@ class EndpointDeleting(Conflict):
     title = "The endpoint is being deleted"
 
 
+class EndpointRollingOut(Conflict):
+    """Another revision is being rolled out: `endpoint promote`, `endpoint rollback`, or wait until it is done."""
+
+    code = "endpoint.rolling_out"
+    title = "A roll-out goes on"
+
+
+class EndpointNotRollingOut(Conflict):
+    """There is no roll-out to promote."""
+
+    code = "endpoint.not_rolling_out"
+    title = "No roll-out goes on"
+
+
+class EndpointNoEarlierRevision(Conflict):
+    """There is no earlier revision that served; `bedplate endpoint revisions` lists them."""
+
+    code = "endpoint.no_earlier_revision"
+    title = "Nothing to go back to"
+
+
 class EndpointNetworkUnknown(InvalidInput):
     """`network` names no network of this project."""
 

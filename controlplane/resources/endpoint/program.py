@@ -13,12 +13,14 @@ from controlplane.kernel.tx import Tx
 from controlplane.models.endpoint import Endpoint
 from controlplane.models.replica import Replica
 from controlplane.remote.link import HostLinks
+from controlplane.resources.endpoint.rolling import advance
 from controlplane.resources.endpoint.service import forget_routes
 from controlplane.resources.firewall import service as firewalls
 from controlplane.resources.key.publish import publish
 from controlplane.resources.replica import service as replicas
 
 LOOK_SECONDS = 60
+ROLL_SECONDS = 1
 
 
 class EndpointProgram(Program[Endpoint, HostLinks]):
@@ -29,6 +31,8 @@ class EndpointProgram(Program[Endpoint, HostLinks]):
         """Make what is missing, take away what is too much: first what is not ready, then the newest."""
         async with self.tx() as tx:
             endpoint = await self._locked(tx)
+            if endpoint.rollout is not None:
+                return tx.goto(self.roll)
             here = [replica for replica in await self._replicas(tx) if replica.state != "deleting"]
             for _ in range(endpoint.replicas - len(here)):
                 await replicas.create(tx.session, endpoint)
@@ -42,17 +46,26 @@ class EndpointProgram(Program[Endpoint, HostLinks]):
         async with self.tx() as tx:
             endpoint = await self._locked(tx)
             here = [replica for replica in await self._replicas(tx) if replica.state != "deleting"]
+            if endpoint.rollout is not None:
+                return tx.goto(self.roll)
             if len(here) != endpoint.replicas:
                 return tx.goto(self.scale)
-            ready = sum(replica.state == "ready" for replica in here)
-            if ready != endpoint.ready_replicas:
-                body = {"name": endpoint.name, "ready": ready, "wanted": endpoint.replicas}
-                kind = "endpoint.ready" if ready >= endpoint.replicas else "endpoint.degraded"
-                await emit(tx.session, kind, "endpoint", endpoint.id, project_id=endpoint.project_id, body={**body})
-            endpoint.ready_replicas = ready
-            if ready >= endpoint.replicas:
+            if await self._count(tx, endpoint, here):
                 endpoint.observed_generation = endpoint.generation
             return tx.wait(seconds=LOOK_SECONDS)
+
+    @step(within=None)
+    async def roll(self) -> Outcome:
+        """Exchange replicas for those of the present revision, a few at a time; back to the former ones when they fail."""
+        async with self.tx() as tx:
+            endpoint = await self._locked(tx)
+            if endpoint.rollout is None:
+                return tx.goto(self.scale)
+            here = [replica for replica in await self._replicas(tx) if replica.state != "deleting"]
+            await self._count(tx, endpoint, here)
+            if await advance(tx.session, endpoint, here):
+                return tx.goto(self.scale)
+            return tx.wait(seconds=ROLL_SECONDS)
 
     @step(within=timedelta(minutes=30))
     async def destroy(self) -> Outcome:
@@ -73,6 +86,16 @@ class EndpointProgram(Program[Endpoint, HostLinks]):
             await firewalls.drop_owned(tx.session, endpoint.id)
             await tx.session.execute(delete(Endpoint).where(Endpoint.id == endpoint.id))
             return tx.done()
+
+    async def _count(self, tx: Tx, endpoint: Endpoint, here: Sequence[Replica]) -> bool:
+        """Count who is ready, and say so when that has changed; whether they are as many as wanted."""
+        ready = sum(replica.state == "ready" for replica in here)
+        if ready != endpoint.ready_replicas:
+            body = {"name": endpoint.name, "ready": ready, "wanted": endpoint.replicas}
+            kind = "endpoint.ready" if ready >= endpoint.replicas else "endpoint.degraded"
+            await emit(tx.session, kind, "endpoint", endpoint.id, project_id=endpoint.project_id, body={**body})
+        endpoint.ready_replicas = ready
+        return ready >= endpoint.replicas
 
     async def _locked(self, tx: Tx) -> Endpoint:
         query = select(Endpoint).where(Endpoint.id == self.subject_id).with_for_update(key_share=True)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.models.autoscaler import AutoscalerDecision
 from controlplane.models.endpoint import Endpoint
+from controlplane.models.endpoint_revision import EndpointRevision
 from controlplane.models.route import Route, RouteTarget
 from controlplane.models.run import Run
+from controlplane.resources.endpoint.revision import stored
 from controlplane.resources.replica import queries as replicas
 from controlplane.resources.replica.queries import ShownReplica
 
@@ -51,6 +54,7 @@ class ShownEndpoint:
     replicas: Sequence[ShownReplica]
     routes: Sequence[str]
     run: Run | None
+    failed: EndpointRevision | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.row, name)
@@ -105,7 +109,27 @@ class ShownEndpoint:
             ]
             message = f"{self.ready} of {row.replicas} replicas are ready. {'; '.join(words)}".strip()
             said.append(Said(type="Ready", status="false", reason="endpoint.replicas_missing", message=message))
-        return said
+        return [*said, self._rolled_out()]
+
+    def _rolled_out(self) -> Said:
+        """Whether all replicas are of the wanted revision, and what became of the last one that was not kept."""
+        row, rollout = self.row, self.row.rollout
+        kind: dict[str, Any] = {"type": "RolledOut", "status": "false"}
+        failed = "" if self.failed is None else f"revision {self.failed.number} was taken back: {self.failed.failure}"
+        if rollout is None:
+            return (
+                Said(**kind, reason="endpoint.rolled_back", message=failed) if failed else Said(type="RolledOut", status="true")
+            )
+        made = sum(replica.row.revision == row.revision and replica.row.state == "ready" for replica in self.replicas)
+        words = [f"revision {row.revision}: {made} of {row.replicas} replicas are ready"]
+        if rollout["share"] is not None:
+            words.append(f"{rollout['share']:g} % of the requests go there")
+        if rollout["promoted_at"] is None:
+            held = stored(row).strategy.is_held
+            words.append("held until `endpoint promote`" if held else "watched before the others follow")
+        if rollout["is_back"]:
+            return Said(**kind, reason="endpoint.rolled_back", message=f"{failed}; {'; '.join(words)}")
+        return Said(**kind, reason="endpoint.rolling_out", message="; ".join(words))
 
     def _placed(self) -> Said:
         if self.row.shortage is not None:
@@ -139,7 +163,28 @@ async def shown(session: AsyncSession, endpoints: Iterable[Endpoint]) -> list[Sh
         names[endpoint_id].append(name)
     runs_query = select(Run).where(Run.program == "endpoint", Run.subject.in_(ids), Run.finished_at.is_(None))
     runs = {run.subject: run for run in await session.scalars(runs_query.execution_options(populate_existing=True))}
-    return [ShownEndpoint(row=row, replicas=found[row.id], routes=names[row.id], run=runs.get(row.id)) for row in rows]
+    failed = await failures(session, ids)
+    return [
+        ShownEndpoint(row=row, replicas=found[row.id], routes=names[row.id], run=runs.get(row.id), failed=failed.get(row.id))
+        for row in rows
+    ]
+
+
+async def failures(session: AsyncSession, endpoint_ids: Sequence[str]) -> dict[str, EndpointRevision]:
+    """The latest revision of each endpoint, where it was taken back."""
+    latest = (
+        select(EndpointRevision)
+        .where(EndpointRevision.endpoint_id.in_(endpoint_ids))
+        .ext(distinct_on(EndpointRevision.endpoint_id))
+        .order_by(EndpointRevision.endpoint_id, EndpointRevision.number.desc())
+    )
+    return {row.endpoint_id: row for row in await session.scalars(latest) if row.failure}
+
+
+async def revisions(session: AsyncSession, endpoint_id: str) -> Sequence[EndpointRevision]:
+    """Those that are kept, the latest first."""
+    query = select(EndpointRevision).where(EndpointRevision.endpoint_id == endpoint_id).order_by(EndpointRevision.number.desc())
+    return list(await session.scalars(query))
 
 
 async def show(session: AsyncSession, endpoint: Endpoint) -> ShownEndpoint:

@@ -19,8 +19,11 @@ from controlplane.resources.endpoint.errors import (
     EndpointNameTaken,
     EndpointNetworkUnknown,
     EndpointNoCapacity,
+    EndpointNoEarlierRevision,
     EndpointNotAccelerated,
     EndpointNotFound,
+    EndpointNotRollingOut,
+    EndpointRollingOut,
 )
 from controlplane.resources.endpoint.queries import ShownEndpoint
 from controlplane.resources.endpoint.schemas import (
@@ -30,6 +33,8 @@ from controlplane.resources.endpoint.schemas import (
     EndpointScale,
     EndpointUpdate,
     EndpointView,
+    RevisionList,
+    RevisionView,
 )
 from controlplane.resources.model.errors import ModelNotAvailable
 from controlplane.resources.network.errors import NetworkFull
@@ -76,9 +81,22 @@ async def show(call: Call, endpoint: Ref) -> ShownEndpoint:
     return await queries.show(call.session, await call.load(Endpoint, endpoint))
 
 
-@noun.update(EndpointView, errors=[EndpointNotFound, EndpointDeleting])
+@noun.update(
+    EndpointView,
+    errors=[
+        EndpointNotFound,
+        EndpointDeleting,
+        EndpointRollingOut,
+        EndpointContainersNotAllowed,
+        EndpointIsolationUnsupported,
+        EndpointNotAccelerated,
+        EndpointGuestMissing,
+        EndpointMemoryTooSmall,
+        ModelNotAvailable,
+    ],
+)
 async def update(call: Call, endpoint: Ref, body: EndpointUpdate) -> ShownEndpoint:
-    """Change the fields that are sent."""
+    """Change the fields that are sent; another model or shape is rolled out, and taken back when it does worse."""
     row = await call.load(Endpoint, endpoint)
     answer = await queries.show(call.session, row)
     await service.update(call.session, row, body)
@@ -93,6 +111,32 @@ async def scale(call: Call, endpoint: Ref, body: EndpointScale) -> ShownEndpoint
     row = await call.load(Endpoint, endpoint)
     await service.scale(call.session, row, body.replicas)
     return await queries.show(call.session, row)
+
+
+@noun.action("promote", EndpointView, errors=[EndpointNotFound, EndpointDeleting, EndpointNotRollingOut])
+async def promote(call: Call, endpoint: Ref) -> ShownEndpoint:
+    """End the watching of a roll-out: the other replicas follow."""
+    row = await call.load(Endpoint, endpoint)
+    await service.promote(call.session, row)
+    return await queries.show(call.session, row)
+
+
+@noun.action(
+    "rollback", EndpointView, errors=[EndpointNotFound, EndpointDeleting, EndpointNoEarlierRevision, ModelNotAvailable]
+)
+async def rollback(call: Call, endpoint: Ref) -> ShownEndpoint:
+    """Go back to the revision before: at once while a roll-out goes on, else by a roll-out of its own."""
+    row = await call.load(Endpoint, endpoint)
+    await service.roll_back(call.session, row)
+    return await queries.show(call.session, row)
+
+
+@noun.route("GET", "/{endpoint}/revisions", "revisions", RevisionList, errors=[EndpointNotFound])
+async def revisions(call: Call, endpoint: Ref) -> RevisionList:
+    """List what its replicas were made of, with why a revision was taken back."""
+    row = await call.load(Endpoint, endpoint)
+    found = await queries.revisions(call.session, row.id)
+    return RevisionList(items=[RevisionView.model_validate(one) for one in found])
 
 
 @noun.route("GET", "/{endpoint}/decisions", "decisions", DecisionList, errors=[EndpointNotFound])

@@ -114,8 +114,49 @@ class EndpointCreate(Input):
     )
 
 
+class RolloutStrategy(Input):
+    """How replicas are exchanged when model or shape change."""
+
+    max_surge: int = Field(default=1, ge=0, le=100, description="So many replicas more than wanted meanwhile.", examples=[1])
+    max_unavailable: int = Field(
+        default=0, ge=0, le=100, description="So many ready ones fewer; without a surge at least 1.", examples=[0]
+    )
+    weight: float = Field(
+        default=10, ge=0, le=100, description="Percent of the requests that the first new replica gets.", examples=[10]
+    )
+    watch_seconds: float = Field(default=20, ge=0, le=86400, description="How long it is watched at that.", examples=[20])
+    ramp_seconds: float = Field(
+        default=20, ge=0, le=86400, description="Then its share rises for so long to that of any replica.", examples=[20]
+    )
+    is_held: bool = Field(default=False, description="Stay at `weight` until it is promoted.", examples=[False])
+    ready_seconds: float = Field(
+        default=1800, ge=1, le=86400, description="Go back when a new replica is not ready by then.", examples=[1800]
+    )
+    max_error_rate: float = Field(
+        default=0.05, ge=0, le=1, description="Go back when so much more of the requests fail than before.", examples=[0.05]
+    )
+    max_ttft_ratio: float = Field(
+        default=3, ge=1, le=1000, description="Go back when the p95 of the first token is so much slower.", examples=[3]
+    )
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if not self.max_surge and not self.max_unavailable:
+            raise ValueError("max_surge 0 needs max_unavailable: one must go before another comes")
+        return self
+
+
 class EndpointUpdate(Input):
-    """Only the fields that are sent change."""
+    """Only the fields that are sent change. Another model, `vcpus` or `memory_bytes` is rolled out replica by replica."""
+
+    model: str | None = Field(
+        default=None, max_length=63, description="Serve this model instead; the same name: as imported now.", examples=["m-v2"]
+    )
+    vcpus: int | None = Field(default=None, ge=1, le=512, description="Cores of a replica; null: the model's.", examples=[2])
+    memory_bytes: int | None = Field(
+        default=None, ge=1 << 26, le=1 << 46, description="Memory of a replica; null: the model's sum.", examples=[1 << 30]
+    )
+    rollout: RolloutStrategy | None = Field(default=None, description="How; null: carefully.", examples=[{"weight": 5}])
 
     description: str = Field(default="", max_length=1000, description="For people.", examples=["Chat"])
     labels: Labels = Field(default_factory=dict)
@@ -130,6 +171,7 @@ class EndpointScale(Input):
 class ReplicaView(View):
     id: str = Field(description="The id.", examples=["rep_01jd2x4k3fe8v9m2q7t5w0y6za"])
     short_id: str = Field(description="What the gateway's `x-served-by` says.", examples=["7t5w0y6z"])
+    revision: int = Field(description="The revision it is made of.", examples=[1])
     state: str = Field(description="`starting`, `ready`, `unhealthy` or `deleting`.", examples=["ready"])
     isolation: str | None = Field(description="`vm` or `container`.", examples=["container"])
     driver: str | None = Field(description="What runs its machine there.", examples=["qemu"])
@@ -155,6 +197,26 @@ class DecisionList(View):
     items: list[DecisionView] = Field(description="The latest first.", examples=[[]])
 
 
+class RolloutView(View):
+    from_revision: int = Field(description="What is replaced.", examples=[1])
+    is_back: bool = Field(description="Whether it goes back, because the other revision failed.", examples=[False])
+    share: float | None = Field(description="Percent of the requests for new replicas; null: by number.", examples=[10])
+    strategy: RolloutStrategy = Field(description="How.", examples=[{"weight": 5}])
+
+
+class RevisionView(View):
+    number: int = Field(description="Counts from 1.", examples=[2])
+    model: str = Field(description="The model of the catalogue.", examples=["smollm2-135m-instruct"])
+    vcpus: int = Field(description="Cores of a replica.", examples=[1])
+    memory_bytes: int = Field(description="Memory of a replica.", examples=[603979776])
+    failure: str = Field(description="Why it was taken back; empty: it was not.", examples=[""])
+    created_at: AwareDatetime = Field(description="When it was asked for.", examples=["2026-11-30T12:00:00Z"])
+
+
+class RevisionList(View):
+    items: list[RevisionView] = Field(description="The latest first.", examples=[[]])
+
+
 class EndpointWanted(View):
     replicas: int = Field(description="How many replicas.", examples=[1])
     vcpus: int = Field(description="Cores of a replica.", examples=[1])
@@ -175,6 +237,8 @@ class EndpointView(Resource):
     description: str = Field(description="For people.", examples=["Chat"])
     labels: Labels
     model: str = Field(description="The model of the catalogue.", examples=["smollm2-135m-instruct"])
+    revision: int = Field(description="What its replicas shall be made of.", examples=[1])
+    rollout: RolloutView | None = Field(description="How it gets there, while it does.", examples=[None])
     network_id: str | None = Field(description="The network of its replicas.", examples=["net_01jd2x4k3fe8v9m2q7t5w0y6za"])
     routes: list[str] = Field(description="The public model names that lead here.", examples=[["smollm2-135m-instruct"]])
     status: str = Field(description="`starting`, `ready`, `degraded`, `idle`, `waiting` or `deleting`.", examples=["ready"])

@@ -10,23 +10,19 @@ from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, is_id, new_id
 from controlplane.kernel import service as kernel
 from controlplane.models.endpoint import Endpoint
-from controlplane.models.model import Model
 from controlplane.models.network import Network
 from controlplane.models.project import Project
 from controlplane.models.replica import Replica
 from controlplane.models.route import Route, RouteRuleTarget, RouteTarget
+from controlplane.resources.endpoint import revision as revisions
 from controlplane.resources.endpoint.errors import (
     EndpointAutoscaled,
     EndpointDeleting,
-    EndpointMemoryTooSmall,
     EndpointNetworkUnknown,
     EndpointNoCapacity,
 )
-from controlplane.resources.endpoint.isolation import choose
 from controlplane.resources.endpoint.schemas import EndpointCreate, EndpointUpdate
 from controlplane.resources.key.publish import publish
-from controlplane.resources.model.errors import ModelNotAvailable
-from controlplane.resources.model.plan import Plan, plan_of
 from controlplane.resources.network import service as networks
 from controlplane.resources.network.schemas import NetworkCreate
 from controlplane.resources.replica import service as replicas
@@ -38,36 +34,30 @@ DEFAULT_NETWORK = "endpoints"
 
 async def create(session: AsyncSession, settings: NetworkSettings, project: Project, wanted: EndpointCreate) -> Endpoint:
     """Write the endpoint with its replicas and its route; raises the errors of this noun, keeping nothing."""
-    model = await _model(session, wanted.model)
-    plan = plan_of(model.spec)
-    chosen = await choose(session, wanted.isolation, plan, project)
+    template = await revisions.template(session, project, wanted.isolation, wanted)
     endpoint = Endpoint(
         id=new_id(Kind.ENDPOINT),
         project_id=project.id,
         name=wanted.name,
         description=wanted.description,
         labels=dict(wanted.labels),
-        model=model.name,
-        spec={
-            **model.spec,
-            "weights_image_id": model.weights_image_id,
-            "engine_image_id": model.engine_image_id,
-            **chosen.spec,
-        },
+        model=template.model,
+        spec=template.spec,
         network_id=await _network_id(session, settings, project.id, wanted.network),
         replicas=wanted.replicas,
         isolation=wanted.isolation,
-        vcpus=wanted.vcpus or plan.model.shape.vcpus,
-        memory_bytes=_memory_bytes(wanted, plan, chosen.isolation),
+        vcpus=template.vcpus,
+        memory_bytes=template.memory_bytes,
         state="active",
         autoscale=None if wanted.autoscale is None else wanted.autoscale.model_dump(),
         max_in_flight=wanted.max_in_flight,
     )
     session.add(endpoint)
     await session.flush()
+    await revisions.record(session, endpoint)
     await _grow(session, endpoint, wanted.replicas, can_wait=wanted.on_no_capacity == "wait")
     if wanted.has_route:
-        route = Route(id=new_id(Kind.ROUTE), project_id=project.id, name=wanted.route or model.name)
+        route = Route(id=new_id(Kind.ROUTE), project_id=project.id, name=wanted.route or template.model)
         session.add(route)
         await session.flush()
         session.add(RouteTarget(route_id=route.id, endpoint_id=endpoint.id))
@@ -77,12 +67,30 @@ async def create(session: AsyncSession, settings: NetworkSettings, project: Proj
 
 
 async def update(session: AsyncSession, endpoint: Endpoint, changes: EndpointUpdate) -> None:
+    """Change what was sent; another model or shape is rolled out to the replicas."""
     await _tell(session, endpoint)
-    for name, value in changes.model_dump(exclude_unset=True).items():
+    given = changes.model_dump(exclude_unset=True, exclude={"model", "vcpus", "memory_bytes", "rollout"})
+    for name, value in given.items():
         setattr(endpoint, name, value)
-    if {"autoscale", "max_in_flight"} & changes.model_fields_set:
+    is_new = bool({"model", "vcpus", "memory_bytes"} & changes.model_fields_set)
+    is_begun = is_new and await revisions.change(session, endpoint, changes)
+    if is_begun or {"autoscale", "max_in_flight"} & changes.model_fields_set:
         endpoint.generation += 1
         await publish(session, "routes")
+
+
+async def promote(session: AsyncSession, endpoint: Endpoint) -> None:
+    """End the watching of a roll-out: the other replicas follow. Raises EndpointNotRollingOut."""
+    await _tell(session, endpoint)
+    await revisions.promote(session, endpoint)
+
+
+async def roll_back(session: AsyncSession, endpoint: Endpoint) -> None:
+    """Back to the revision before: of a roll-out that goes on at once, else by a roll-out of its own."""
+    await _tell(session, endpoint)
+    await revisions.roll_back(session, endpoint)
+    endpoint.generation += 1
+    await publish(session, "routes")
 
 
 async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
@@ -90,6 +98,10 @@ async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
     if endpoint.autoscale is not None:
         raise EndpointAutoscaled(f"{endpoint.name} has as many replicas as its load asks for; change `autoscale` instead")
     await _tell(session, endpoint)
+    if endpoint.rollout is not None:  # its program counts, with the surge
+        endpoint.replicas = count
+        endpoint.generation += 1
+        return
     here = select(func.count()).select_from(Replica).where(Replica.endpoint_id == endpoint.id, Replica.state != "deleting")
     have = await session.scalar(here) or 0
     if count > have:
@@ -102,6 +114,9 @@ async def scale(session: AsyncSession, endpoint: Endpoint, count: int) -> None:
 async def resize(session: AsyncSession, endpoint: Endpoint, count: int) -> str | None:
     """What the autoscaler wants: as many as there is room for. Returns what ran short, None when all were placed."""
     await kernel.start(session, PROGRAM, endpoint.id)
+    if endpoint.rollout is not None:  # its program counts, with the surge
+        endpoint.replicas = count
+        return None
     shortage: str | None = None
     here = select(func.count()).select_from(Replica).where(Replica.endpoint_id == endpoint.id, Replica.state != "deleting")
     total = await session.scalar(here) or 0
@@ -159,24 +174,6 @@ async def _tell(session: AsyncSession, endpoint: Endpoint) -> None:
     if endpoint.state == "deleting":
         raise EndpointDeleting(f"{endpoint.name} is being deleted")
     await kernel.start(session, PROGRAM, endpoint.id)
-
-
-async def _model(session: AsyncSession, name: str) -> Model:
-    model = await session.scalar(select(Model).where(Model.name == name))
-    if model is None or model.state != "available":
-        raise ModelNotAvailable(f"{name} was not imported yet: bedplate model import {name}", model=name)
-    return model
-
-
-def _memory_bytes(wanted: EndpointCreate, plan: Plan, isolation: str) -> int:
-    if wanted.memory_bytes is None:
-        return plan.memory_bytes(isolation)
-    parts = plan.memory(isolation)
-    least = sum(part.bytes for part in parts)
-    if wanted.memory_bytes < least:
-        detail = f"a replica needs {least} bytes: {', '.join(f'{part.reason} {part.bytes}' for part in parts)}"
-        raise EndpointMemoryTooSmall(detail, errors=(FieldError(pointer="/memory_bytes", detail=detail),))
-    return wanted.memory_bytes
 
 
 async def _network_id(session: AsyncSession, settings: NetworkSettings, project_id: str, ref: str | None) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, exists, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,6 +14,7 @@ from controlplane.core.errors import FieldError
 from controlplane.core.ids import Kind, new_id
 from controlplane.kernel import service as kernel
 from controlplane.models.endpoint import Endpoint
+from controlplane.models.endpoint_revision import EndpointRevision
 from controlplane.models.image import Blob, Image, ImageFile
 from controlplane.models.model import Model
 from controlplane.models.vm import Vm
@@ -121,12 +122,19 @@ def _users(image_id: str) -> tuple[tuple[str, ColumnElement[bool]], ...]:
     """Who may stand on an image: machines and disks, models that were imported, endpoints that may make replicas of it."""
     mounted = Vm.workload["mounts"].contains([{"image_id": image_id}])
     spec = Endpoint.spec
-    frozen = (spec[name].as_string() == image_id for name in ("guest_image_id", "engine_image_id", "weights_image_id"))
+    names = ("guest_image_id", "engine_image_id", "weights_image_id")
+    frozen = (spec[name].as_string() == image_id for name in names)
+    going_back = and_(
+        or_(*(EndpointRevision.spec[name].as_string() == image_id for name in names)),
+        EndpointRevision.endpoint_id == Endpoint.id,
+        EndpointRevision.number == Endpoint.rollout["from_revision"].as_integer(),
+    )
     return (
         ("vm", or_(Vm.image_id == image_id, Vm.workload["root_image_id"].as_string() == image_id, mounted)),
         ("volume", Volume.image_id == image_id),
         ("model", or_(Model.engine_image_id == image_id, Model.weights_image_id == image_id)),
         ("endpoint", or_(*frozen)),
+        ("endpoint", going_back),
     )
 
 

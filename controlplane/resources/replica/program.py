@@ -10,7 +10,7 @@ from controlplane.events.service import emit
 from controlplane.kernel.memo import Memo
 from controlplane.kernel.program import Outcome, Program, done, goto, step, wait
 from controlplane.kernel.tx import Tx
-from controlplane.models.endpoint import Endpoint
+from controlplane.models.endpoint_revision import EndpointRevision
 from controlplane.models.gateway import GatewayPresence
 from controlplane.models.nic import Nic
 from controlplane.models.replica import Replica
@@ -127,14 +127,15 @@ class ReplicaProgram(Program[Replica, HostLinks]):
     async def _failure(self) -> str | None:
         """Why it does not serve, None when it does. Raises HostUnreachable."""
         async with self.world.database.sessionmaker() as session:
-            endpoint = await session.get_one(Endpoint, self.subject.endpoint_id)
+            made_of = await session.get_one(EndpointRevision, (self.subject.endpoint_id, self.subject.revision))
             vm = await session.get(Vm, self.subject.vm_id) if self.subject.vm_id else None
         if vm is None or vm.host_id is None or vm.workload is None:
             return "it has no machine"
         port = vm.workload["port"]
         assert isinstance(port, int)
+        served = str(made_of.spec["served_model_id"])
         try:
-            await probe(self.world.hosts, vm.host_id, vm.id, port=port, served_model_id=str(endpoint.spec["served_model_id"]))
+            await probe(self.world.hosts, vm.host_id, vm.id, port=port, served_model_id=served)
         except NotServed as failure:
             return str(failure)
         return None

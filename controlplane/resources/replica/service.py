@@ -32,7 +32,9 @@ async def create(session: AsyncSession, endpoint: Endpoint) -> tuple[Replica, Vm
     vm.placement = {**vm.placement, "needs_tunnel": await is_encrypted(session, endpoint.network_id or "")}
     session.add(vm)
     await session.flush()
-    replica = Replica(id=replica_id, project_id=endpoint.project_id, endpoint_id=endpoint.id, vm_id=vm.id)
+    replica = Replica(
+        id=replica_id, project_id=endpoint.project_id, endpoint_id=endpoint.id, revision=endpoint.revision, vm_id=vm.id
+    )
     session.add(replica)
     await session.flush()
     if is_vm:

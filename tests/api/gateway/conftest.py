@@ -21,6 +21,12 @@ from controlplane.gateway.server import listening
 from controlplane.settings import GatewaySettings, Settings
 from tests.api.gateway.mock_engine import MockEngine
 
+# The first revision of an endpoint, as its own columns are.
+REVISION = """
+INSERT INTO endpoint_revision (endpoint_id, number, model, spec, vcpus, memory_bytes)
+SELECT id, revision, model, spec, vcpus, memory_bytes FROM endpoint WHERE id = $1
+"""
+
 
 @dataclass
 class Fleet:
@@ -84,6 +90,7 @@ class Fleet:
                 json.dumps(document),
                 max(1, len(urls)),
             )
+            await connection.execute(REVISION, endpoint_id)
             await connection.execute(
                 "INSERT INTO route (id, project_id, name, timeouts) VALUES ($1, $2, $3, $4)",
                 route_id,
