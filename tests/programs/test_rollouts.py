@@ -130,7 +130,7 @@ async def test_a_revision_that_never_serves_goes_and_the_former_one_stays(fleet:
         (kept,) = before.replicas
         engines.by_machine[kept.row.vm_id] = listing(MODEL)
         engines.says = listing("another")
-        await update_to(fleet, endpoint_id, memory_bytes=MEMORY, rollout={**AT_ONCE, "ready_seconds": 1})
+        await update_to(fleet, endpoint_id, memory_bytes=MEMORY, rollout={**AT_ONCE, "ready_seconds": 5})
         await until_said(fleet, endpoint_id, "revision 2 was taken back")
         after = await until_at_rest(fleet, endpoint_id, 1)
         assert [replica.row.id for replica in living(after)] == [kept.row.id]

@@ -130,7 +130,7 @@ async def roll_back(session: AsyncSession, endpoint: Endpoint) -> None:
     await _mark(session, endpoint, "rolled back: asked for")
     await _check_images(session, found)
     _become(endpoint, _of(found), found.number)
-    await _begin(session, endpoint, before, Strategy())
+    await _begin(session, endpoint, before, Strategy(watch_seconds=0, ramp_seconds=0))  # it is known to have served
 
 
 async def go_back(session: AsyncSession, endpoint: Endpoint, reason: str) -> None:
