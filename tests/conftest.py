@@ -15,7 +15,8 @@ from controlplane.embedded.postgres import Postgres
 from tests.databases import Databases
 
 pytest_plugins = ["tests.capabilities", "tests.scheduling", "tests.timing"]
-settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of a test
+# A busy machine is no fault of a test.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 

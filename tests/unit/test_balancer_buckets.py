@@ -16,7 +16,6 @@ NAMES = st.text("abcdefghjkmnpqrstvwxyz0123456789", min_size=6, max_size=12)
 WEIGHTS = st.dictionaries(NAMES, st.integers(1, 256), min_size=1, max_size=40)
 
 
-@settings(deadline=None)  # a busy machine says nothing of it
 @given(WEIGHTS)
 def test_every_backend_has_its_part(weights):
     counts = Counter(fill(weights))
@@ -30,7 +29,6 @@ def test_every_backend_has_its_part(weights):
     assert sum(counts.values()) == BUCKETS
 
 
-@settings(deadline=None)  # a busy machine says nothing of it
 @given(WEIGHTS, st.randoms())
 def test_the_order_of_a_document_does_not_matter(weights, chance):
     shuffled = list(weights.items())
@@ -45,7 +43,7 @@ def test_another_process_chooses_alike():
     assert done.stdout.strip() == str(fill({"a": 3, "b": 1, "c": 256}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(WEIGHTS.filter(lambda weights: len(weights) > 1), st.data())
 def test_an_absence_moves_its_own_flows_only(weights, data):
     homes = fill(weights)
@@ -60,7 +58,6 @@ def test_an_absence_moves_its_own_flows_only(weights, data):
         assert counts[name] - home_counts[name] <= weight * home_counts[away] / total + 2
 
 
-@settings(deadline=None)  # a busy machine says nothing of it
 @given(WEIGHTS.filter(lambda weights: len(weights) > 2), st.data())
 def test_a_second_absence_leaves_most_of_the_first_in_place(weights, data):
     """The later one in the order of ids is dealt with last: nothing else moves at all."""
@@ -72,13 +69,11 @@ def test_a_second_absence_leaves_most_of_the_first_in_place(weights, data):
     assert not {first, second} & set(after)
 
 
-@settings(deadline=None)  # a busy machine says nothing of it
 @given(WEIGHTS)
 def test_all_away_is_nobody(weights):
     assert set(share_out(fill(weights), weights, dict.fromkeys(weights, 0.0))) == {""}
 
 
-@settings(deadline=None)  # a busy machine says nothing of it
 @given(WEIGHTS.filter(lambda weights: len(weights) > 1), st.floats(0.01, 0.99), st.data())
 def test_a_part_is_kept_and_grows(weights, share, data):
     name = data.draw(st.sampled_from(sorted(weights)))
