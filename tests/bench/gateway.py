@@ -53,7 +53,7 @@ def rss_mib(pid: int) -> float:
 
 
 async def lay_rows(url: str, upstream: str) -> None:
-    """A project with a key and a route to the mock engine."""
+    """A project with a key and a route to the mock engine. Long, because each row names its columns."""
     engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
