@@ -18,7 +18,8 @@ ROOT = Path(next(iter(controlplane.__path__)))
 NOUNS = sorted(module.name for module in pkgutil.iter_modules(resources.__path__))
 STANDARD = {"__init__", "routes", "schemas", "service", "queries", "program", "reconcile", "errors"}
 MORE = {  # what a noun holds besides; a new file here needs a reason
-    "endpoint": {"autoscale", "isolation"},  # pure: how many replicas for which load; VM or container, and why
+    # How many replicas for which load; VM or container, and why; what replicas are made of, and how that is exchanged.
+    "endpoint": {"autoscale", "isolation", "revision", "rolling", "rollout"},
     "firewall": {"rule"},  # pure: which rules say the same, or the opposite
     "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
     "image": {"copies", "fetch", "store"},  # which hosts hold it; files by URL; the files themselves
