@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from html import escape
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from controlplane.api.call import Services
 from controlplane.core.errors import Unavailable, catalogue
 from controlplane.kernel import exposition
+from controlplane.resources.storage_pool import queries as storage_pools
 
 router = APIRouter(include_in_schema=False)
 
@@ -83,4 +85,7 @@ async def metrics(request: Request) -> Response:
     """Of this process, and of the workers and watches on this machine."""
     services: Services = request.app.state.services
     content = await exposition.gather(services.settings.state_dir, request.app.state.registry)
+    with contextlib.suppress(Exception):  # the database is away: then what it knows is not shown
+        async with services.database.sessionmaker() as session:
+            content += (await storage_pools.metrics_text(session)).encode()
     return Response(content, media_type=CONTENT_TYPE_LATEST)

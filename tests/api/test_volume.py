@@ -273,6 +273,28 @@ async def test_deletion_is_refused_retained_restored_and_done(member, api):
         assert await session.scalar(select(Run.program).where(Run.program == "volume")) == "volume"
 
 
+async def test_a_full_pool_is_measured_and_what_is_only_retained_makes_room(member, operator, anonymous, api, host_id):
+    for name, hours in (("kept", 0), ("gone", 24)):
+        await member.post(VOLUMES, json=BODY | {"name": name, "retention_hours": hours})
+        await make_ready(api, name)
+    await member.post(SNAPSHOTS, json={"name": "before", "volume": "gone"})
+    await make_ready(api, "before")
+    assert (await member.delete(f"{VOLUMES}/gone")).json()["status"] == "retained"
+    (pool,) = (await operator.get("/v1/storage-pools")).json()["items"]
+    path = f"/v1/storage-pools/{pool['id']}/reclaim"
+    assert (await member.post(path, json={})).status_code in (403, 404)
+    would = (await operator.post(path, json={})).json()
+    assert (would["dry_run"], would["freed_bytes"], [item["name"] for item in would["volumes"]]) == (True, GIB, ["gone"])
+    assert [(item["name"], item["bytes"]) for item in would["snapshots"]] == [("before", GIB)], "it stands on its own layer"
+    done = await operator.post(path, json={"dry_run": False})
+    assert (done.status_code, done.json()["freed_bytes"]) == (200, GIB), done.text
+    async with api.database.sessionmaker() as session:
+        assert await session.scalar(select(Volume.purge_at <= func.now()).where(Volume.name == "gone"))
+    text = (await anonymous.get("/metrics")).text
+    assert f'bedplate_storage_pool_free_bytes{{host="a",pool="primary",id="{pool["id"]}"}} {100 * GIB}' in text
+    assert f'bedplate_storage_pool_reserved_bytes{{host="a",pool="primary",id="{pool["id"]}"}} {3 * GIB}' in text
+
+
 async def test_others_see_nothing_of_it(member, stranger, anonymous):
     await member.post(VOLUMES, json=BODY)
     assert (await anonymous.get(VOLUMES)).status_code == 401

@@ -5,10 +5,10 @@ from __future__ import annotations
 from controlplane.api.frame import Call, Noun, Page, PageOf, Ref
 from controlplane.core.ids import is_id
 from controlplane.models.storage_pool import StoragePool
-from controlplane.resources.storage_pool import queries
+from controlplane.resources.storage_pool import queries, service
 from controlplane.resources.storage_pool.errors import StoragePoolNotFound
-from controlplane.resources.storage_pool.queries import ShownPool
-from controlplane.resources.storage_pool.schemas import StoragePoolView
+from controlplane.resources.storage_pool.queries import Reclaimable, ShownPool
+from controlplane.resources.storage_pool.schemas import ReclaimView, StoragePoolReclaim, StoragePoolView
 
 noun = Noun("storage_pool", "storage-pools", in_project=False, has_operations=False)
 router = noun.router
@@ -30,3 +30,15 @@ async def show(call: Call, storage_pool: Ref) -> ShownPool:
         raise StoragePoolNotFound(f"{storage_pool} is no id of a storage pool")
     (one,) = await queries.shown(call.session, [await call.load(StoragePool, storage_pool)])
     return one
+
+
+@noun.route("POST", "/{storage_pool}/reclaim", "reclaim", ReclaimView, errors=[StoragePoolNotFound])
+async def reclaim(call: Call, storage_pool: Ref, body: StoragePoolReclaim) -> Reclaimable:
+    """End deleted volumes whose data is only retained, to make room; a dry run says what that frees, and what holds most."""
+    if not is_id(storage_pool):
+        raise StoragePoolNotFound(f"{storage_pool} is no id of a storage pool")
+    pool = await call.load(StoragePool, storage_pool)
+    found = await queries.reclaimable(call.session, pool, dry_run=body.dry_run)
+    if not body.dry_run:
+        await service.end_retained(call.session, pool)
+    return found

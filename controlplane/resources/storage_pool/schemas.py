@@ -6,7 +6,30 @@ from datetime import datetime
 
 from pydantic import Field
 
-from controlplane.api.schemas import Condition, View
+from controlplane.api.schemas import Condition, Input, View
+
+
+class StoragePoolReclaim(Input):
+    """What to do about a pool that fills up."""
+
+    dry_run: bool = Field(default=True, description="Only say what would be freed.", examples=[True])
+
+
+class HeldView(View):
+    id: str = Field(description="The volume or snapshot.", examples=["vol_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    name: str = Field(description="Its name.", examples=["data-1"])
+    project_id: str = Field(description="Its project.", examples=["proj_01jd2x4k3fe8v9m2q7t5w0y6za"])
+    bytes: int = Field(description="What its end alone frees.", examples=[10737418240])
+    purge_at: datetime | None = Field(description="When it would go by itself; null for snapshots.", examples=[None])
+
+
+class ReclaimView(View):
+    """What a reclaim frees, or would free."""
+
+    dry_run: bool = Field(description="Whether nothing was done.", examples=[True])
+    freed_bytes: int = Field(description="What the end of these volumes frees.", examples=[10737418240])
+    volumes: list[HeldView] = Field(description="Deleted volumes whose data is only retained; they end now.", examples=[[]])
+    snapshots: list[HeldView] = Field(description="The snapshots that hold most; they are left alone.", examples=[[]])
 
 
 class StoragePoolView(View):

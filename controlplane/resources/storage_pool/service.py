@@ -10,12 +10,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.ids import Kind, new_id
+from controlplane.kernel import service as kernel
 from controlplane.kernel.incident import open_incident, resolve_incident
 from controlplane.models.host import Host
 from controlplane.models.storage_layer import StorageLayer
 from controlplane.models.storage_pool import ROOM, StoragePool
 from controlplane.resources.storage_pool.errors import StoragePoolNoSpace
-from controlplane.resources.storage_pool.queries import low_words
+from controlplane.resources.storage_pool.queries import low_words, retained
 from hostagent.protocol.facts import HostFacts, PoolFact
 
 PRIMARY = "primary"
@@ -106,6 +107,14 @@ async def choose(session: AsyncSession, name: str, size_bytes: int, *, architect
         if await take(session, host_id, name, size_bytes):
             return host_id
     raise no_space(await shortage(session, name, size_bytes), name)
+
+
+async def end_retained(session: AsyncSession, pool: StoragePool) -> None:
+    """Their retention is over now; until their runs have seen that, they can still be restored."""
+    for volume in await retained(session, pool):
+        volume.purge_at = func.now()
+        await kernel.start(session, "volume", volume.id, host_id=volume.host_id)
+    await session.flush()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
