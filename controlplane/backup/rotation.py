@@ -30,6 +30,7 @@ SEALED = (
     Sealed(table="bootstrap_key", column="private_key_sealed", context="bootstrap_key"),
     Sealed(table="host", column="ssh_key_sealed", context="host.ssh_key:{id}"),
     Sealed(table="host", column="identity_sealed", context="host.identity:{id}"),
+    Sealed(table="host", column="bgp_passwords_sealed", context="host.bgp:{id}"),
     Sealed(table="host_preflight", column="identity_sealed", context="host.identity:{id}"),
     Sealed(table="idempotency_key", column="answer", context="idempotency:{actor}:{key}", keys=("actor", "key")),
     Sealed(table="project_key", column="private_sealed", context="project_key:{id}"),

@@ -21,8 +21,9 @@ class Host(Versioned, Base):
 
     `login_user`, `needs_sudo`, `jump` and `identity_sealed` are the first login's; the identity is dropped when the host is
     ready. `report` is the last preflight's, `changes` what enrolment changed on the host. `is_forgotten`: removed without
-    asking the host. A reboot is due while `rebooted_generation` is behind `reboot_generation`. `underlay_*`: where other
-    hosts' tunnels reach it, on the data interface if one was declared.
+    asking the host. `bgp`: routers that are told of addresses held here, their passwords sealed beside. A reboot is due while
+    `rebooted_generation` is behind `reboot_generation`. `underlay_*`: where other hosts' tunnels reach it, on a data interface
+    where one was declared.
     """
 
     __tablename__ = "host"
@@ -50,6 +51,8 @@ class Host(Versioned, Base):
     is_forgotten: Mapped[bool] = mapped_column(server_default="false")
     config: Mapped[dict[str, Json]] = mapped_column(server_default="{}")
     data_interface: Mapped[str] = mapped_column(server_default="")
+    bgp: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
+    bgp_passwords_sealed: Mapped[bytes | None]
     report: Mapped[dict[str, Json] | None] = mapped_column(JSONB(none_as_null=True))
     changes: Mapped[list[Json]] = mapped_column(server_default="[]")
 
@@ -83,6 +86,7 @@ class Host(Versioned, Base):
         CheckConstraint("port BETWEEN 1 AND 65535", name="port_range"),
         CheckConstraint("(ssh_key_sealed IS NULL) = (ssh_public_key = '')", name="ssh_key_whole"),
         CheckConstraint("(state = 'ready') <= (identity_sealed IS NULL)", name="ready_keeps_no_identity"),
+        CheckConstraint("(bgp_passwords_sealed IS NOT NULL) <= (bgp IS NOT NULL)", name="bgp_passwords_of_peers"),
         CheckConstraint("is_forgotten <= (state = 'removing')", name="forgotten_when_removing"),
         CheckConstraint("allocatable_vcpus >= 0 AND allocatable_memory_bytes >= 0", name="allocatable_not_negative"),
         CheckConstraint("reserved_vcpus >= 0 AND reserved_memory_bytes >= 0", name="reserved_not_negative"),
@@ -104,6 +108,7 @@ class Host(Versioned, Base):
             "location": self.location,
             "cordoned": self.is_cordoned,
             "data_interface": self.data_interface,
+            "bgp": self.bgp,
         }
 
     @property

@@ -87,7 +87,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         return fake_drivers(None if config.supervisor == "fake" else _supervisor(paths, config))
     from hostagent.drivers.network import nft
     from hostagent.drivers.network.announce import Announcer
-    from hostagent.drivers.network.bird import BgpConfig, Bird
+    from hostagent.drivers.network.bird import Bird, declared
     from hostagent.drivers.network.conntrack import Conntrack
     from hostagent.drivers.network.edgeways import EdgeWays
     from hostagent.drivers.network.links import LinkSet
@@ -96,7 +96,6 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
     from hostagent.drivers.network.wireguard import WireGuard
 
     below = _supervisor(paths, config)
-    bgp = BgpConfig(local_as=config.bgp_local_as or 0, peers=config.bgp_peers, port=config.bgp_port)
     tunnels = WireGuard(below, paths, TunnelKeys(paths.tunnel_keys, HostSealer(paths.host_key)))
     machines = {driver.traits.name: driver for driver in _machines(paths, below)}
     if config.machine_drivers:
@@ -110,7 +109,7 @@ async def host_drivers(paths: Paths, config: HostConfig) -> Drivers:
         tunnels=tunnels,
         ways=EdgeWays(tunnels.machine_id, paths.state / "edgeways.json"),
         addresses=Announcer(config.public_interface),
-        speaker=Bird(below, paths, bgp),
+        speaker=Bird(below, paths, declared(config)),
         rules=nft.best(),
         flows=Conntrack(),
         unlimited=_unlimited(machines, below),

@@ -52,12 +52,31 @@ class FirewallWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BgpPeerWanted:
+    """A router. `password`: of TCP MD5 signatures (RFC 2385); "": none."""
+
+    address: str
+    peer_as: int
+    password: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BgpWanted:
+    """Which routers are told of reserved addresses that are announced by BGP. `port` is this host's own."""
+
+    local_as: int
+    peers: tuple[BgpPeerWanted, ...]
+    port: int = 179
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyWanted:
     """What holds for every machine of this host. Id is always `policy`.
 
     `infrastructure_cidrs`: denied from machines (hosts, control plane, management). `private_cidrs`: the operator's pools;
     traffic from there to anywhere else leaves masqueraded behind the host unless a reserved address is attached. Until
-    `is_enforced` the host filters and masquerades nothing.
+    `is_enforced` the host filters and masquerades nothing. `bgp` None: as the host's own `host.toml` says.
     """
 
     id: str
@@ -65,6 +84,7 @@ class PolicyWanted:
     infrastructure_cidrs: tuple[str, ...] = ()
     private_cidrs: tuple[str, ...] = ()
     is_enforced: bool = False
+    bgp: BgpWanted | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import logging
 from hostagent.drivers.network.address_rules import WAYS, address_part, ways_part
 from hostagent.drivers.network.protocol import RulePart
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.network import AddressWanted
+from hostagent.protocol.network import AddressWanted, BgpWanted
 from hostagent.protocol.results import Outcome, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
 from hostagent.protocol.wanted import Observed, Purge
@@ -64,14 +64,14 @@ class AddressKind:
             agent.yielded[document.id] = document.generation
             return Succeeded(observed={"state": "yielded", "interface": ""})
         interface = await agent.drivers.addresses.apply(document.address, is_announced=document.announce == "arp")
-        await agent.drivers.speaker.apply(_spoken(agent))
+        await agent.drivers.speaker.apply(_spoken(agent), _routers(agent))
         return Succeeded(observed={"state": "present", "interface": interface})
 
     async def remove(self, agent: Agent, object_id: str, document: AddressWanted | None) -> None:
         agent.yielded.pop(object_id, None)
         agent.taken.pop(object_id, None)
         agent.told.discard(object_id)
-        await agent.drivers.speaker.apply(_spoken(agent, but=object_id))
+        await agent.drivers.speaker.apply(_spoken(agent, but=object_id), _routers(agent))
         if document is not None:
             await agent.drivers.addresses.remove(document.address)
         await agent.rules.put({part_name(object_id): None})
@@ -85,7 +85,7 @@ class AddressKind:
         if document.announce == "arp" and interface:
             await agent.drivers.addresses.guard(document.address)
         has_rules = agent.rules.parts.get(part_name(object_id)) == address_part(document)
-        is_spoken = await agent.drivers.speaker.is_up(_spoken(agent))
+        is_spoken = await agent.drivers.speaker.is_up(_spoken(agent), _routers(agent))
         is_holding = not document.standby_for or document.id in agent.taken
         state = "taken" if document.standby_for and is_holding else "present" if is_holding else "standby"
         state = state if bool(interface) == is_holding and has_rules and is_spoken else "incomplete"
@@ -188,6 +188,11 @@ def _spoken(agent: Agent, *, but: str = "") -> tuple[str, ...]:
     """What routers are told of by BGP."""
     found = [item for item in agent.documents.all("address") if item.announce == "bgp" and item.id != but]
     return tuple(sorted(item.address for item in found if not agent.documents.is_purged("address", item.id)))
+
+
+def _routers(agent: Agent) -> BgpWanted | None:
+    policies = agent.documents.all("policy")
+    return policies[0].bgp if policies else None
 
 
 async def _forget(agent: Agent, address: str) -> None:

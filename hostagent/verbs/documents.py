@@ -1,7 +1,7 @@
 """The wanted documents of this host and the tombstones of purged ones, in memory and on disk.
 
 The one rule: what is on disk is the truth; memory changes after the file did. Documents of machines are sealed as a whole,
-because a seed and an engine's environment carry secrets.
+because a seed and an engine's environment carry secrets; so are those with keys and passwords of hosts and routers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hostagent.protocol.verbs import ENSURE, KIND_NAMES
 from hostagent.protocol.wanted import Generation
 
 TOMBSTONE_SECONDS = 30 * 86_400
-SEALED_KINDS = frozenset({"vm", "notices"})
+SEALED_KINDS = frozenset({"vm", "notices", "policy"})
 _VERSION = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

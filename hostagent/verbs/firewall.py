@@ -100,6 +100,9 @@ class PolicyKind:
         change = agent.firewalls.set_policy(_enforced(document))
         ways = {address.WAYS: address.ways(agent)} if address.WAYS in agent.rules.parts else {}
         await agent.rules.put({**change.parts, **ways})
+        for known in agent.documents.all("address"):
+            if known.announce == "bgp":
+                agent.poke(("address", known.id))  # routers may be others now
         # Before there was a policy a machine could reach the host itself: whatever machines opened must be opened again.
         ended = await (_forget_opened(agent) if is_new and document.is_enforced else revoke(agent, change.suspects))
         return Succeeded(observed={"state": "present", "flows_ended": ended})

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hostagent.drivers.network.announce import Announcer
-from hostagent.drivers.network.bird import BgpConfig, Bird
+from hostagent.drivers.network.bird import Bird
 from hostagent.drivers.network.conntrack import Conntrack
 from hostagent.drivers.network.fake import FakeAddresses
 from hostagent.drivers.network.nft import NftProgram
@@ -35,7 +35,6 @@ from hostagent.protocol.verbs import Grant, Subject
 from hostagent.protocol.wanted import Generation, Purge
 from hostagent.verbs import address, grants, rules
 from hostagent.verbs.context import Agent, open_agent
-from tests.conformance.conftest import Daemon
 from tests.conformance.wires import frames, run
 from tests.namespaces import inside
 
@@ -328,70 +327,11 @@ async def test_what_cannot_be_is_refused(paths: Paths):
     for document in (wanted("hello"), wanted(IPV4, "fd00::1"), wanted("2001:DB8::1")):
         with pytest.raises(AgentError, match="address"):
             await address.ensure(agent, document)
-    bird = Bird(fake_drivers().supervisor, paths, BgpConfig())
-    with pytest.raises(AgentError, match="bgp_peers"):
+    bird = Bird(fake_drivers().supervisor, paths)
+    with pytest.raises(AgentError, match="BGP peers"):
         await bird.apply((IPV4,))
     failed = replace(agent.drivers, addresses=Announcer())
     agent.drivers = failed
     outcome = await address.ensure(agent, replace(wanted(IPV4), announce="arp"))
     assert isinstance(outcome.result, Failed)
     assert outcome.result.code == "address.no_interface"
-
-
-@contextlib.asynccontextmanager
-async def speaking(place: Place, root: Path, *, held_address: str) -> AsyncIterator[Bird]:
-    paths = Paths.under(root / place.netns)
-    with inside(place.netns):
-        daemon = Daemon(paths)
-        await daemon.start()
-        bird = Bird(daemon.driver, paths, BgpConfig(local_as=65010, peers=("203.0.113.9 65001",), port=1790))
-        await bird.apply((held_address,))
-        assert await bird.is_up((held_address,))
-        run("ip", "address", "add", f"{held_address}/32", "dev", "lo")
-    try:
-        yield bird
-    finally:
-        with inside(place.netns):
-            await bird.apply(())
-        await daemon.stop()
-
-
-@pytest.mark.caps("root", "netns", "bird")
-async def test_two_edges_tell_a_router_and_one_is_enough(tmp_path: Path, outside: Outside):
-    """The client is the router: it spreads over both, and a dead edge is left within the hold time."""
-    config = tmp_path / "router.conf"
-    config.write_text(
-        "log stderr all;\nrouter id 203.0.113.9;\nprotocol device { }\n"
-        "protocol kernel { merge paths yes; ipv4 { export all; }; }\n"
-        + "".join(
-            f"protocol bgp edge{n} {{ local as 65001; neighbor 203.0.113.{n} port 1790 as 65010; hold time 9; "
-            "connect retry time 2; connect delay time 1; ipv4 { import all; export none; }; }\n"
-            for n in (1, 2)
-        )
-    )
-    argv = ("ip", "netns", "exec", outside.client.netns, "bird", "-f", "-c", str(config), "-s", str(tmp_path / "router.sock"))
-    router = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
-
-    def ways() -> set[str]:
-        found = json.loads(outside.client.run("ip", "-j", "route", "show", f"{IPV4}/32") or "[]")
-        return {hop["gateway"] for route in found for hop in route.get("nexthops", [route]) if "gateway" in hop}
-
-    async def by(*numbers: int) -> bool:
-        wanted_ways = {f"203.0.113.{number}" for number in numbers}
-
-        async def is_so() -> bool:
-            return ways() == wanted_ways
-
-        return await until(is_so, seconds=30)
-
-    try:
-        async with speaking(outside.one, tmp_path, held_address=IPV4):
-            async with speaking(outside.two, tmp_path, held_address=IPV4):
-                assert await by(1, 2)
-                outside.client.run("ping", "-c1", "-W2", IPV4)
-            assert await by(1)
-            outside.client.run("ping", "-c1", "-W2", IPV4)
-        assert await by()
-    finally:
-        router.terminate()
-        await router.wait()

@@ -21,7 +21,7 @@ MORE = {  # what a noun holds besides; a new file here needs a reason
     # How many replicas for which load; VM or container, and why; what replicas are made of, and how that is exchanged.
     "endpoint": {"autoscale", "isolation", "revision", "rolling", "rollout"},
     "firewall": {"rule"},  # pure: which rules say the same, or the opposite
-    "host": {"artifacts", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
+    "host": {"artifacts", "bgp", "conditions", "keys", "learned"},  # what is shipped; SSH keys; what facts mean
     "image": {"copies", "fetch", "store"},  # which hosts hold it; files by URL; the files themselves
     # what an edge is told; named timeouts; pure: counters and rates; how clients' addresses are kept
     "loadbalancer": {"document", "profile", "traffic", "ways"},

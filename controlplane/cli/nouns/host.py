@@ -136,6 +136,33 @@ def add(
 
 
 @app.command()
+def update(
+    host: str,
+    location: Annotated[str | None, typer.Option(help="Rack, room or site.")] = None,
+    bgp_as: Annotated[int | None, typer.Option(help="The host's AS number; with --bgp-peer.")] = None,
+    bgp_peer: Annotated[
+        list[str] | None, typer.Option(help="ADDRESS=AS of a router that is told of addresses; may be repeated.")
+    ] = None,
+    label: LabelOptions = None,
+    file: File = None,
+    output: Output = Format.TABLE,
+    wait: Waiting = True,
+) -> None:
+    """Change what is given. Passwords of routers go in by --file: `bgp: {peers: [{password: …}]}`."""
+    body = spec.merged(file, {"location": location, "labels": spec.pairs(label)})
+    if bgp_peer or bgp_as:
+        body["bgp"] = {"local_as": bgp_as, "peers": [_peer(text) for text in bgp_peer or ()]}
+    noun.act(host, body=body, output=output, wait=wait)
+
+
+def _peer(text: str) -> dict[str, Any]:
+    address, _, number = text.partition("=")
+    if not number.isdigit():
+        raise CommandFailed(f"{text!r} is no router", hint="like 192.0.2.1=65001", exit_code=Exit.USAGE)
+    return {"address": address, "peer_as": int(number)}
+
+
+@app.command()
 def drain(host: str, output: Output = Format.TABLE, wait: Waiting = True) -> None:
     """Keep new machines away; those that are there stay."""
     noun.act(host, "drain", output=output, wait=wait)

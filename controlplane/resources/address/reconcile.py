@@ -125,12 +125,16 @@ async def _holders(session: AsyncSession, address: Address, pool: Pool, edges: S
 
 
 async def _is_still_held(session: AsyncSession, address_id: str, but: Sequence[str]) -> bool:
-    """Whether another host may still count on holding it: it answers and has not let go, or its lease is not over."""
+    """Whether another host may still count on holding it: it answers and has not let go, or its lease is not over.
+
+    One that only stood by is not waited for: if it has taken the address, it lets go of it when it hears the new holder.
+    """
     held = (
         select(HostDocument.host_id, Host.link)
         .join(Host, Host.id == HostDocument.host_id)
         .where(HostDocument.kind == KIND, HostDocument.object_id == address_id, HostDocument.host_id.not_in(list(but)))
         .where(
+            holding(),
             HostDocument.is_wanted.is_(False),
             HostDocument.applied_generation.between(1, HostDocument.generation - 1),
         )

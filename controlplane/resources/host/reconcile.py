@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from controlplane.models.network import AddressPool
 from controlplane.models.vm import Vm
 from controlplane.remote.link import AgentError, HostKeyChanged, HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out
-from controlplane.resources.host import queries
+from controlplane.resources.host import bgp, queries
 from controlplane.resources.host.service import PREFLIGHT_PROGRAM
 from controlplane.resources.tunnel.queries import prefixes_of
 from controlplane.settings import NetworkSettings
@@ -131,6 +131,10 @@ class HostDocumentsReconciler(Reconciler[Host, HostLinks]):
                 document = documents.restored(row, now_epoch)
                 if isinstance(document, NoticesWanted):
                     document = documents.keyed(document, self.world.sealer)
+                elif isinstance(document, PolicyWanted) and document.bgp is not None:
+                    async with self.tx() as tx:  # read after the document: its passwords, or newer ones
+                        host = await tx.session.get_one(Host, self.subject_id, populate_existing=True)
+                    document = bgp.with_passwords(document, host, self.world.sealer)
                 result = await hosts.ensure(self.subject_id, document)
             else:
                 generation = Generation(epoch=now_epoch, number=row.generation)
@@ -201,9 +205,9 @@ async def plan_policy(session: AsyncSession, settings: NetworkSettings, *, only:
         private_cidrs=tuple(sorted(private)),
         is_enforced=True,
     )
-    query = select(Host.id).where(Host.state == "ready", Host.roles.overlap(["compute", "edge"])).order_by(Host.id)
-    for host_id in await session.scalars(query.where(Host.id == only) if only else query):
-        await documents.plan(session, host_id, POLICY, wanted)
+    query = select(Host).where(Host.state == "ready", Host.roles.overlap(["compute", "edge"])).order_by(Host.id)
+    for host in await session.scalars(query.where(Host.id == only) if only else query):
+        await documents.plan(session, host.id, POLICY, replace(wanted, bgp=bgp.planned(host)))
 
 
 def infrastructure_cidrs(

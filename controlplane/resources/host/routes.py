@@ -31,6 +31,7 @@ from controlplane.resources.host.schemas import (
     ArtifactView,
     BootstrapKeyView,
     HostCreate,
+    HostUpdate,
     HostView,
     InventoryView,
     PreflightCreate,
@@ -124,6 +125,12 @@ async def show(call: Call, host: Ref) -> Host:
 async def inventory(call: Call, host: Ref) -> Host:
     """Show everything the agent has found on the host."""
     return await call.load(Host, host)
+
+
+@noun.update(HostView, errors=[HostNotFound, HostIsRemoving])
+async def update(call: Call, host: Ref, body: HostUpdate) -> Host:
+    """Change the fields that are sent; `bgp` replaces all routers at once."""
+    return await service.update(call.session, call.services.sealer, await call.load(Host, host), body)
 
 
 @noun.action("drain", HostView, errors=[HostNotFound, HostIsRemoving])

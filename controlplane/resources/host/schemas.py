@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
-from controlplane.api.schemas import Condition, Input, Labels, Name, Resource, View
+from controlplane.api.schemas import Condition, Input, Labels, Name, Resource, View, wrong_field
 
 FINGERPRINT_EXAMPLE = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 
 MAX_PORT = 65535
+_LONGEST_PASSWORD = 80
 _LONGEST_LABEL = 63  # RFC 1035, 2.3.4
 
 
@@ -59,6 +60,7 @@ Fingerprint = Annotated[
     StringConstraints(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$"),
     Field(description="The host key's fingerprint as `ssh-keygen -l` prints it.", examples=[FINGERPRINT_EXAMPLE]),
 ]
+AsNumber = Annotated[int, Field(ge=1, le=4_294_967_294)]
 Interface = Annotated[
     str,
     StringConstraints(pattern=r"^([A-Za-z0-9_.-]{1,15})?$"),
@@ -112,6 +114,59 @@ class HostCreate(Share):
     )
     labels: Labels = Field(default_factory=dict)
     location: str = Field(default="", max_length=63, description="Rack, room or site, for placement.", examples=["rack1"])
+
+
+def _checked_password(secret: SecretStr) -> SecretStr:
+    """As a router's configuration can hold it: RFC 2385 leaves the form open, routers take so much."""
+    text = secret.get_secret_value()
+    if not 1 <= len(text) <= _LONGEST_PASSWORD or any(not "!" <= one <= "~" or one in '"\\' for one in text):
+        raise ValueError(f"must have 1 to {_LONGEST_PASSWORD} printable characters, no blanks, quotes or backslashes")
+    return secret
+
+
+Password = Annotated[SecretStr, AfterValidator(_checked_password)]
+
+
+class BgpPeer(Input):
+    """A router that is told of addresses."""
+
+    address: Annotated[str, StringConstraints(max_length=64), AfterValidator(lambda text: str(ip_address(text)))] = Field(
+        description="Its address.", examples=["192.0.2.1"]
+    )
+    peer_as: AsNumber = Field(description="Its AS number.", examples=[65001])
+    password: Password | None = Field(
+        default=None,
+        description="Of TCP MD5 signatures (RFC 2385), sealed; left out: none. No blanks, quotes or backslashes.",
+        examples=[None],
+    )
+
+
+class Bgp(Input):
+    """How the host tells routers of the addresses that it holds, from pools with `announce: bgp`."""
+
+    local_as: AsNumber = Field(description="The host's AS number.", examples=[65010])
+    port: Port = Field(default=179, description="The host's own port; another one where another BGP program listens.")
+    peers: list[BgpPeer] = Field(
+        min_length=1, max_length=16, description="The routers.", examples=[[{"address": "192.0.2.1", "peer_as": 65001}]]
+    )
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        addresses = [peer.address for peer in self.peers]
+        for place, address in enumerate(addresses):
+            if address in addresses[:place]:
+                raise wrong_field("peers", f"entry {place}: {address} is named twice")
+        return self
+
+
+class HostUpdate(Input):
+    """Only the fields that are sent change."""
+
+    labels: Labels = Field(default_factory=dict)
+    location: str = Field(default="", max_length=63, description="Rack, room or site, for placement.", examples=["rack1"])
+    bgp: Bgp | None = Field(
+        default=None, description="Its routers, all of them; null: as the host's own `host.toml` says.", examples=[None]
+    )
 
 
 class PreflightView(View):

@@ -15,9 +15,9 @@ from controlplane.models.bootstrap_key import BootstrapKey
 from controlplane.models.host import Host
 from controlplane.models.host_preflight import HostPreflight
 from controlplane.placement.wake import wake_waiting
-from controlplane.resources.host import keys, queries
+from controlplane.resources.host import bgp, keys, queries
 from controlplane.resources.host.errors import HostIsRemoving, HostNameReserved, HostNameTaken, HostNotEmpty, HostNotReady
-from controlplane.resources.host.schemas import HostCreate, PreflightCreate, Share
+from controlplane.resources.host.schemas import HostCreate, HostUpdate, PreflightCreate, Share
 
 PROGRAM = "host"
 PREFLIGHT_PROGRAM = "host_preflight"
@@ -120,6 +120,25 @@ def _config(body: Share) -> dict[str, Json]:
         "qemu_on_kvm": body.qemu_on_kvm or None,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+async def update(session: AsyncSession, sealer: Sealer, host: Host, changes: HostUpdate) -> Host:
+    """Raises HostIsRemoving. Its routers are told anew where they changed, passwords included."""
+    if host.state == "removing":
+        raise HostIsRemoving(f"host {host.name} is being removed")
+    sent = changes.model_fields_set
+    if "labels" in sent:
+        host.labels = {**changes.labels}
+    if "location" in sent:
+        host.location = changes.location
+    if "bgp" in sent:
+        revision = (host.bgp or {}).get("revision")
+        host.bgp, host.bgp_passwords_sealed = None, None
+        if changes.bgp is not None:
+            host.bgp, host.bgp_passwords_sealed = bgp.kept(sealer, host.id, changes.bgp, revision=revision)
+        await kernel.start(session, "policy", "all")
+    await kernel.signal(session, PROGRAM, host.id, "changed")
+    return host
 
 
 async def drain(session: AsyncSession, host: Host, *, is_cordoned: bool) -> Host:

@@ -35,7 +35,7 @@ from hostagent.drivers.network.reach import (
 from hostagent.drivers.network.rival import RivalWatch
 from hostagent.drivers.network.table import BASE_CHAINS, SLOTS, difference, render_table
 from hostagent.protocol.errors import AgentError
-from hostagent.protocol.network import EdgeWaysWanted, TunnelWanted
+from hostagent.protocol.network import BgpWanted, EdgeWaysWanted, TunnelWanted
 
 
 class FakeLinks:
@@ -348,9 +348,10 @@ class FakeSpeaker:
 
     def __init__(self) -> None:
         self.addresses: tuple[str, ...] = ()
+        self.routers: BgpWanted | None = None
 
-    async def is_up(self, addresses: Sequence[str]) -> bool:
-        return tuple(addresses) == self.addresses
+    async def is_up(self, addresses: Sequence[str], routers: BgpWanted | None = None) -> bool:
+        return tuple(addresses) == self.addresses and routers == self.routers
 
-    async def apply(self, addresses: Sequence[str]) -> None:
-        self.addresses = tuple(addresses)
+    async def apply(self, addresses: Sequence[str], routers: BgpWanted | None = None) -> None:
+        self.addresses, self.routers = tuple(addresses), routers

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from hostagent.drivers.network.rival import RivalWatch
 from hostagent.lib.process import Incarnation
-from hostagent.protocol.network import EdgeWaysWanted, TunnelWanted
+from hostagent.protocol.network import BgpWanted, EdgeWaysWanted, TunnelWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +99,15 @@ class SpeakerTraits:
 
 
 class SpeakerDriver(Protocol):
-    """Tells routers which addresses are reached by this host."""
+    """Tells routers which addresses are reached by this host. `routers` None: those that the host's own configuration names."""
 
     traits: SpeakerTraits
 
-    async def is_up(self, addresses: Sequence[str]) -> bool:
+    async def is_up(self, addresses: Sequence[str], routers: BgpWanted | None = None) -> bool:
         """Whether exactly these are told."""
         ...
 
-    async def apply(self, addresses: Sequence[str]) -> None: ...
+    async def apply(self, addresses: Sequence[str], routers: BgpWanted | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
