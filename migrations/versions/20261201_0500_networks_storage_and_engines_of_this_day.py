@@ -81,6 +81,8 @@ def upgrade() -> None:
     )
     op.create_index(op.f("storage_layer_use_layer_id_idx"), "storage_layer_use", ["layer_id"], unique=False)
     op.add_column("gateway_presence", sa.Column("routes", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("host", sa.Column("bgp", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True))
+    op.add_column("host", sa.Column("bgp_passwords_sealed", sa.LargeBinary(), nullable=True))
     op.add_column("image_file", sa.Column("url", sa.Text(), nullable=True))
     op.add_column("image_file", sa.Column("fetched_bytes", sa.BigInteger(), server_default="0", nullable=False))
     op.drop_column("snapshot", "pool_bytes")
@@ -99,6 +101,9 @@ def upgrade() -> None:
     op.execute("ALTER TABLE host_document DROP CONSTRAINT host_document_kind_known")
     op.execute("ALTER TABLE image_file DROP CONSTRAINT image_file_size_not_negative")
     op.execute('ALTER TABLE "user" ADD CONSTRAINT user_sso_is_whole CHECK (((sso_issuer IS NULL) = (sso_subject IS NULL)))')
+    op.execute(
+        "ALTER TABLE host ADD CONSTRAINT host_bgp_passwords_of_peers CHECK (((bgp_passwords_sealed IS NOT NULL) <= (bgp IS NOT NULL)))"
+    )
     op.execute(
         "ALTER TABLE host_document ADD CONSTRAINT host_document_kind_known CHECK ((kind = ANY (ARRAY['policy'::text, 'firewall'::text, 'tunnel'::text, 'address'::text, 'loadbalancer'::text, 'notices'::text, 'edgeways'::text])))"
     )
