@@ -234,12 +234,12 @@ class Balancers(Learning):
                 continue
             service.tables, service.is_new = tables, False
             parts[f"loadbalancer/{name}"] = service_part(service.wanted, service.marks, tables)
-            if (shared := f"{SHARED}/{service.guard.chain}") not in self._shared:
+            if (shared := f"{SHARED}/{service.guard.name}") not in self._shared:
                 parts[shared] = guard_part(service.guard)
             if has_ways(service.wanted) and WAYS not in self._shared:
                 parts[WAYS] = ways_part()
         if parts and SHARED not in self._shared:
-            parts[SHARED] = shared_part()
+            parts[SHARED] = shared_part(offloads=bool(self.uplinks))
             parts |= {OFFLOAD: offload_part(self.uplinks)} if self.uplinks else {}
         return parts
 
@@ -256,7 +256,7 @@ class Balancers(Learning):
 
     def _unused(self) -> set[str]:
         """Shared parts that no service stands on any more."""
-        used = {f"{SHARED}/{guard.chain}" for guard, services in self._guards.items() if services > 0}
+        used = {f"{SHARED}/{guard.name}" for guard, services in self._guards.items() if services > 0}
         used |= {WAYS} if any(has_ways(service.wanted) for service in self.services.values()) else set()
         return self._shared - used - ({SHARED, OFFLOAD} if self.services else set())
 

@@ -1,8 +1,9 @@
 """Load balancers as parts of the table: pure, from what is wanted and known to rules and elements.
 
-The one rule: a service is elements, not rules. The first packet of a flow finds, in this order, its guard (limits, time-out,
-refusal), its algorithm, its bucket's mark and its backend, one hash lookup each; every later packet costs one counter. The
-flow's mark names port and backend: counters, the source address and the end of a backend's flows go by it.
+The one rule: a service is elements, not rules. The first packet of a flow finds its chain (limits and time-outs, then the
+choice of a bucket; or refusal), its bucket's mark and its backend, one hash lookup each; it alone meets them, as only first
+packets pass chains of type nat. Every later packet costs one counter. The flow's mark names port and backend: counters, the
+source address and the end of a backend's flows go by it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ COUNTERS = ("lb_flows", "lb_in", "lb_out", "lb_accepted", "lb_refused", "lb_rese
 NOT_OFFLOADED = 0x0100_0000  # class bit of the mark: this flow stays out of the flowtable
 SHORTEST_OFFLOADED_SECONDS = 60  # a flowtable forgets after 30 s of its own; shorter time-outs would not hold in it
 OFFLOADED = 0x0200_0000  # class bit of the flow: it has been in the flowtable, its conntrack entry counts what it carries
+PASSED = ("lb_flows", "lb_in", "lb_out")  # what every flow or packet is looked up in
+_SIZE = f" size {MARK_BACKEND_MASK + 1};"  # a set of known size is a plain hash table: half as dear to look into, 1 MiB each
+KEPT, NAMED, MASQUERADED = "lb_kept", "lb_named", "lb_masquerade"  # the source address of a backend's flows
 OFFLOADED_FROM_BYTES = 256 << 10  # a flow that has carried so much is long; shorter ones would pay for the entry and not use it
 FLOWTABLE = "lb_flowtable"
+SHARED_ALGORITHMS = ("source", "source_port", "random")
 _TUPLE = {4: "ip daddr . meta l4proto . th dport", 6: "ip6 daddr . meta l4proto . th dport"}
 _SADDR = {4: "ip saddr", 6: "ip6 saddr"}
 _IP = {4: "ip", 6: "ip6"}
@@ -49,7 +54,8 @@ class Guard:
     udp_seconds: int = 0
 
     @property
-    def chain(self) -> str:
+    def name(self) -> str:
+        """Of the part that holds what all services with this guard share."""
         return f"lb_g_{self.rate}_{self.connections}_{self.tcp_seconds}_{self.udp_seconds}"
 
 
@@ -120,17 +126,14 @@ class JoinedElements(MadeElements):
         return sum(len(part) for part in self._parts.values())
 
 
-def shared_part() -> RulePart:
-    """The slots, the chains of the algorithms, and the maps that all services fill."""
+def shared_part(*, offloads: bool = False) -> RulePart:
+    """The slots, and the maps that all services fill. `offloads`: flows may be in a flowtable here."""
     chains: dict[str, tuple[str, ...]] = {
-        "mangle_balancer": ("ct state new jump lb_first",),
-        "lb_first": tuple(f"{_TUPLE[family]} vmap @lb_guards{family}" for family in FAMILIES),
         "dstnat_balancer": tuple(f"{_TUPLE[family]} vmap @lb_services{family}" for family in FAMILIES),
-        "post_balancer": (
-            "ct mark 0 return",
-            f"ct mark & {OFFLOADED:#x} != 0 goto lb_long",
+        "forward_balancer": (
             "ct direction original ct mark @lb_in return",
             "ct mark @lb_out tcp flags & (syn | rst) != 0 jump lb_answers",
+            *((f"ct mark & {OFFLOADED:#x} != 0 goto lb_long",) if offloads else ()),
         ),
         "lb_answers": (
             "tcp flags & (syn | ack) == syn | ack ct mark @lb_accepted return",
@@ -138,26 +141,25 @@ def shared_part() -> RulePart:
             "tcp flags & rst == rst ct mark @lb_resets",
         ),
         "lb_long": (f"ct direction reply tcp flags & rst == rst ct mark & {0xFFFF_FFFF ^ OFFLOADED:#x} @lb_resets",),
-        "srcnat_balancer": (
-            "ct mark 0 return",
-            "meta l4proto { tcp, udp } snat ip to ct mark map @lb_sources4",
-            "meta l4proto { tcp, udp } snat ip6 to ct mark map @lb_sources6",
-            "ct mark @lb_masqueraded masquerade",
-            "ct mark . ip saddr @lb_hairpins4 masquerade",
-            "ct mark . ip6 saddr @lb_hairpins6 masquerade",
+        "srcnat_balancer": ("ct mark != 0 ct mark vmap @lb_leaving",),
+        KEPT: tuple(f"ct mark . {_SADDR[family]} @lb_hairpins{family} masquerade" for family in FAMILIES),
+        NAMED: (
+            *(f"meta l4proto {{ tcp, udp }} snat {_IP[family]} to ct mark map @lb_sources{family}" for family in FAMILIES),
+            "masquerade",
         ),
+        MASQUERADED: ("masquerade",),
         "input_balancer": tuple(
             f"{_IP[family]} daddr @lb_vips{family} ct direction original meta l4proto {{ tcp, udp }} goto lb_reject"
             for family in FAMILIES
         ),
         "lb_reject": ("meta l4proto tcp reject with tcp reset", "reject with icmpx type port-unreachable"),
     }
-    sets = {name: SetSpec(declaration="type mark; counter;", key=("mark",)) for name in COUNTERS}
-    sets["lb_masqueraded"] = SetSpec(declaration="type mark;", key=("mark",))
+    sets = {
+        name: SetSpec(declaration=f"type mark;{_SIZE if name in PASSED else ''} counter;", key=("mark",)) for name in COUNTERS
+    }
+    sets["lb_leaving"] = SetSpec(declaration="type mark : verdict;", key=("mark",), data=("verdict",))
     for family in FAMILIES:
         sets |= _sets(family)
-        for name, choice in _choices(family).items():
-            chains[f"{name}{family}"] = algorithm_rules(family, choice)
     return RulePart(chains=chains, sets=sets)
 
 
@@ -205,11 +207,10 @@ def _sets(family: Family) -> dict[str, SetSpec]:
     named = f"type {' . '.join(service)}"
     buckets = f"typeof {_TUPLE[family]} . numgen inc mod {BUCKETS} : ct mark;"
     return {
-        f"lb_guards{family}": SetSpec(declaration=f"{named} : verdict;", key=service, data=("verdict",)),  # pyright: ignore[reportArgumentType]
         f"lb_services{family}": SetSpec(declaration=f"{named} : verdict;", key=service, data=("verdict",)),  # pyright: ignore[reportArgumentType]
         f"lb_buckets{family}": SetSpec(declaration=buckets, key=(*service, "number"), data=("mark",)),  # pyright: ignore[reportArgumentType]
         f"lb_backends{family}": SetSpec(
-            declaration=f"type mark : {address} . inet_service;", key=("mark",), data=(address, "inet_service")  # pyright: ignore[reportArgumentType]
+            declaration=f"type mark : {address} . inet_service;{_SIZE}", key=("mark",), data=(address, "inet_service")  # pyright: ignore[reportArgumentType]
         ),
         f"lb_sources{family}": SetSpec(declaration=f"type mark : {address};", key=("mark",), data=(address,)),  # pyright: ignore[reportArgumentType]
         f"lb_hairpins{family}": SetSpec(declaration=f"type mark . {address};", key=("mark", address)),  # pyright: ignore[reportArgumentType]
@@ -220,49 +221,74 @@ def _sets(family: Family) -> dict[str, SetSpec]:
 _SPECS = {name: spec for family in FAMILIES for name, spec in _sets(family).items()}
 
 
-def _choices(family: Family) -> dict[str, str]:
-    source, seed = _SADDR[family], f"mod {BUCKETS} seed {SEED:#x}"
+def _choice(algorithm: str, family: Family) -> str:
+    source, buckets = _SADDR[family], f"mod {BUCKETS} seed {SEED:#x}"
     return {
-        "lb_source": f"jhash {source} {seed}",
-        "lb_source_port": f"jhash {source} . th sport {seed}",
-        "lb_random": f"numgen random mod {BUCKETS}",
-    }
+        "source": f"jhash {source} {buckets}",
+        "source_port": f"jhash {source} . th sport {buckets}",
+        "random": f"numgen random mod {BUCKETS}",
+        "round_robin": f"numgen inc mod {BUCKETS}",
+    }[algorithm]
 
 
-def algorithm_rules(family: Family, choice: str) -> tuple[str, ...]:
-    """From the choice of a bucket to the translated destination."""
+def service_rules(guard: Guard, algorithm: str, family: Family) -> tuple[str, ...]:
+    """All that the first packet of a flow meets: its limits, then from the choice of a bucket to the translated destination."""
     target = f"dnat {_IP[family]} to ct mark map @lb_backends{family}"
     return (
-        f"ct mark set {_TUPLE[family]} . {choice} map @lb_buckets{family}",
-        f"ct mark @lb_flows meta l4proto tcp {target}",
-        f"ct mark @lb_flows meta l4proto udp {target}",
+        *_guard_rules(guard, family),
+        f"ct mark set {_TUPLE[family]} . {_choice(algorithm, family)} map @lb_buckets{family}",
+        f"meta l4proto tcp ct mark @lb_flows {target}",
+        f"meta l4proto udp ct mark @lb_flows {target}",
     )
 
 
+def _guard_rules(guard: Guard, family: Family) -> Iterator[str]:
+    source = f"{_SADDR[family]} . {_TUPLE[family]}"
+    if guard.rate:
+        over = f"limit rate over {guard.rate}/second burst {2 * guard.rate} packets"
+        yield f"update @{_named('rate', guard, family)} {{ {source} {over} }} drop"
+    if guard.connections:
+        yield f"add @{_named('conn', guard, family)} {{ {source} ct count over {guard.connections} }} goto lb_reject"
+    for protocol, seconds in (("tcp", guard.tcp_seconds), ("udp", guard.udp_seconds)):
+        if seconds:
+            yield f'meta l4proto {protocol} ct timeout set "{_timeout_name(guard, protocol, seconds, family)}"'
+
+
+def _named(kind: str, guard: Guard, family: Family) -> str:
+    return f"lb_{kind}_{guard.name[5:]}_{family}"
+
+
+def _timeout_name(guard: Guard, protocol: str, seconds: int, family: Family) -> str:
+    return f"lb_t{seconds}_{guard.name[5:]}_{protocol}{family}"
+
+
 def guard_part(guard: Guard) -> RulePart:
-    """The chain of one guard, with its sets and time-out objects; shared by all services that are guarded alike."""
-    rules: list[str] = []
+    """The sets and time-out objects of one guard, and a chain for each algorithm behind it; shared by all services alike."""
     sets: dict[str, SetSpec] = {}
     objects: dict[str, str] = {}
     for family in FAMILIES:
         address = f"ipv{family}_addr"
         key = (address, address, "inet_proto", "inet_service")
-        source = f"{_SADDR[family]} . {_TUPLE[family]}"
-        if guard.rate:
-            name = f"lb_rate_{guard.chain[5:]}_{family}"
-            sets[name] = SetSpec(declaration=f"type {' . '.join(key)}; flags dynamic,timeout; timeout 1m; size 65535;", key=key)  # pyright: ignore[reportArgumentType]
-            over = f"limit rate over {guard.rate}/second burst {2 * guard.rate} packets"
-            rules.append(f"update @{name} {{ {source} {over} }} drop")
-        if guard.connections:
-            name = f"lb_conn_{guard.chain[5:]}_{family}"
-            sets[name] = SetSpec(declaration=f"type {' . '.join(key)}; flags dynamic; size 65535;", key=key)  # pyright: ignore[reportArgumentType]
-            rules.append(f"add @{name} {{ {source} ct count over {guard.connections} }} goto lb_reject")
+        for kind, limit, more in (
+            ("rate", guard.rate, "flags dynamic,timeout; timeout 1m; size 65535;"),
+            ("conn", guard.connections, "flags dynamic; size 65535;"),
+        ):
+            if limit:
+                declaration = f"type {' . '.join(key)}; {more}"
+                sets[_named(kind, guard, family)] = SetSpec(declaration=declaration, key=key)  # pyright: ignore[reportArgumentType]
         for protocol, seconds in (("tcp", guard.tcp_seconds), ("udp", guard.udp_seconds)):
             if seconds:
-                name = f"lb_t{seconds}_{guard.chain[5:]}_{protocol}{family}"
-                objects[f"ct timeout {name}"] = _timeout(family, protocol, seconds)
-                rules.append(f'meta nfproto ipv{family} meta l4proto {protocol} ct timeout set "{name}"')
-    return RulePart(chains={guard.chain: tuple(rules)}, sets=sets, objects=objects)
+                objects[f"ct timeout {_timeout_name(guard, protocol, seconds, family)}"] = _timeout(family, protocol, seconds)
+    chains = {
+        _chain(guard, algorithm, family): service_rules(guard, algorithm, family)
+        for algorithm in SHARED_ALGORITHMS
+        for family in FAMILIES
+    }
+    return RulePart(chains=chains, sets=sets, objects=objects)
+
+
+def _chain(guard: Guard, algorithm: str, family: Family) -> str:
+    return f"{guard.name}_{algorithm}{family}"
 
 
 def _timeout(family: Family, protocol: str, seconds: int) -> str:
@@ -282,15 +308,13 @@ def service_part(wanted: LoadBalancerWanted, marks: Marks, tables: Mapping[Famil
     for vip in wanted.vips:
         family = family_of(vip)
         elements.setdefault(f"lb_vips{family}", {})[vip] = ""
-        guards = elements.setdefault(f"lb_guards{family}", {})
+        services = elements.setdefault(f"lb_services{family}", {})
         for listener in wanted.listeners:
             key = f"{vip} . {listener.protocol} . {listener.port}"
             if not any(tables[family]):
-                guards[key] = "goto lb_reject"
+                services[key] = "goto lb_reject"
                 continue
-            if guard != NO_GUARD:
-                guards[key] = f"goto {guard.chain}"
-            elements.setdefault(f"lb_services{family}", {})[key] = f"goto {_algorithm(wanted, family, chains)}"
+            services[key] = f"goto {_chain_of(wanted, guard, family, chains)}"
             by_owner = {owner: str(marks[listener.target_port, owner]) for owner in set(tables[family]) if owner}
             buckets.setdefault(f"lb_buckets{family}", {})[key] = BucketElements(key, tables[family], by_owner)
     _add_backends(wanted, marks, elements)
@@ -321,14 +345,13 @@ def bucket_change(
     return RuleChange(removed=removed, added=added, specs=_SPECS)
 
 
-def _algorithm(wanted: LoadBalancerWanted, family: Family, chains: dict[str, tuple[str, ...]]) -> str:
+def _chain_of(wanted: LoadBalancerWanted, guard: Guard, family: Family, chains: dict[str, tuple[str, ...]]) -> str:
     if wanted.algorithm == "round_robin":  # a counter of its own: sharing one would tie services to each other's rhythm
         name = f"lb_r{family}_{wanted.id[-12:]}"
-        chains[name] = algorithm_rules(family, f"numgen inc mod {BUCKETS}")
+        chains[name] = service_rules(guard, wanted.algorithm, family)
         return name
-    if wanted.algorithm == "random":
-        return f"lb_random{family}"
-    return f"lb_source{family}" if wanted.hash_on == "source" else f"lb_source_port{family}"
+    hashed = "source" if wanted.hash_on == "source" else "source_port"
+    return _chain(guard, "random" if wanted.algorithm == "random" else hashed, family)
 
 
 def _add_backends(wanted: LoadBalancerWanted, marks: Marks, elements: dict[str, dict[str, str]]) -> None:
@@ -336,22 +359,25 @@ def _add_backends(wanted: LoadBalancerWanted, marks: Marks, elements: dict[str, 
     families = {family_of(vip) for vip in wanted.vips}
     sources = {4: wanted.source_ipv4, 6: wanted.source_ipv6}
     counted: dict[str, str] = {}
+    leaving: dict[str, str] = {}
+    named = f"goto {NAMED if any(sources.values()) else MASQUERADED}"
     for port in sorted({listener.target_port for listener in wanted.listeners}):
         for backend in wanted.backends:
             if backend.state == "removed":
                 continue
             mark = str(marks[port, backend.id])
             counted[mark] = ""
+            is_kept = wanted.client_address == "kept" and backend.reply != "masqueraded"
+            leaving[mark] = f"goto {KEPT}" if is_kept else named
             for family in families:
                 if not (address := address_of(backend, family)):
                     continue
                 elements.setdefault(f"lb_backends{family}", {})[mark] = f"{address} . {port}"
-                if wanted.client_address == "kept" and backend.reply != "masqueraded":
+                if is_kept:
                     elements.setdefault(f"lb_hairpins{family}", {})[f"{mark} . {address}"] = ""
                     if backend.reply == "way":
                         elements.setdefault("lb_ways", {})[mark] = ""
                 elif sources[family]:
                     elements.setdefault(f"lb_sources{family}", {})[mark] = sources[family]
-                else:
-                    elements.setdefault("lb_masqueraded", {})[mark] = ""
+    elements["lb_leaving"] = leaving
     elements |= dict.fromkeys(COUNTERS, counted)

@@ -84,10 +84,9 @@ _SETS: dict[str, SetSpec] = {
     **{f"s_revoked{version}": _REVOKED[version] for version in VERSIONS},
 }
 _CHAINS: dict[str, tuple[str, ...]] = {
-    "early_machine": (
-        f"iifname != {LINKS} return",
-        "icmpv6 type nd-neighbor-advert @th,64,10 != 0x3fa iifname . @th,64,128 != @s_target6 counter name spoofed_nd drop",
+    "early_machine": (  # what every packet of a machine meets comes first
         "iifname . ether saddr . ip saddr @s_source4 return",
+        "icmpv6 type nd-neighbor-advert @th,64,10 != 0x3fa iifname . @th,64,128 != @s_target6 counter name spoofed_nd drop",
         "iifname . ether saddr . ip6 saddr @s_source6 return",
         "iifname . ether saddr != @s_hardware counter name spoofed_mac drop",
         # What guests say before they have an address: duplicate address detection is the one thing that is let through.
@@ -121,11 +120,11 @@ _CHAINS: dict[str, tuple[str, ...]] = {
         "counter name denied_out drop",
     ),
     "machine_in": (
+        # What a load balancer of this host sends to a backend is let in by the load balancer itself.
+        f"ct status dnat ct mark & {MARK_BACKEND_MASK:#x} != 0 return",
         "ct state invalid counter name denied_in drop",
         "ip daddr . ip saddr . meta l4proto . th dport . th sport @s_revoked4 goto machine_revoked",
         "ip6 daddr . ip6 saddr . meta l4proto . th dport . th sport @s_revoked6 goto machine_revoked",
-        # What a load balancer of this host sends to a backend is let in by the load balancer itself.
-        f"ct status dnat ct mark & {MARK_BACKEND_MASK:#x} != 0 return",
         "oifname vmap @m_in",
         "counter name denied_in drop",
     ),

@@ -44,8 +44,8 @@ def messages_of(change: RuleChange) -> list[Message]:
     """In order. Raises Unsupported."""
     if sum(map(len, (*change.removed.values(), *change.added.values()))) > MAX_ELEMENTS:
         raise Unsupported("more elements than a few")
-    if change.new_objects or change.old_objects:
-        raise Unsupported("objects")
+    if change.new_objects or change.old_objects or change.bases or change.old_bases:
+        raise Unsupported("objects, or base chains")
     if sum(map(len, change.rules.values())) > MAX_RULES:
         raise Unsupported("more rules than a few")
     return list(_messages(change))

@@ -185,17 +185,19 @@ class RulePlan:
 class RuleChange:
     """From one state of the table to the next, in one transaction: packets see the one or the other.
 
-    `specs` knows every set that `added` and `removed` elements belong to. Objects and chains are made before, and taken away
-    after, whatever refers to them.
+    `bases`: base chains that are new, or whose rules are others now. `specs` knows every set that `added` and `removed`
+    elements belong to. Objects and chains are made before, and taken away after, whatever refers to them.
     """
 
     new_sets: Mapping[str, SetSpec] = field(default_factory=dict)
     new_objects: Mapping[str, str] = field(default_factory=dict)
     new_chains: tuple[str, ...] = ()
     rules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     removed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     added: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     old_chains: tuple[str, ...] = ()
+    old_bases: tuple[str, ...] = ()
     old_sets: tuple[str, ...] = ()
     old_objects: tuple[str, ...] = ()
     specs: Mapping[str, SetSpec] = field(default_factory=dict)
@@ -207,8 +209,8 @@ class RuleChange:
     @property
     def has_structure(self) -> bool:
         """Whether more than elements of sets and maps changes."""
-        made = self.new_sets or self.new_objects or self.new_chains or self.rules
-        return bool(made or self.old_chains or self.old_sets or self.old_objects)
+        made = self.new_sets or self.new_objects or self.new_chains or self.rules or self.bases
+        return bool(made or self.old_chains or self.old_bases or self.old_sets or self.old_objects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

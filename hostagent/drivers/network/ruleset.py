@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from hostagent.drivers.network.protocol import RuleChange, RuleDriver, RulePart, RulePlan, RulesObserved, SetSpec
-from hostagent.drivers.network.table import difference, without_flowtables
+from hostagent.drivers.network.table import difference, filled_slots, without_flowtables
 from hostagent.protocol.errors import AgentError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ class Ruleset:
         self.is_intact = True
         self.disturbances = 0
         self._specs: dict[str, SetSpec] = {}
+        self._filled: set[str] = set()
         self._lock = asyncio.Lock()
         self._is_open = False
         self._is_written = False  # whether the kernel has a table of ours
@@ -52,7 +53,8 @@ class Ruleset:
         async with self._lock:
             before = {name: self.parts[name] for name in parts if name in self.parts}
             after = {name: part for name, part in parts.items() if part is not None}
-            change = change or difference(before.values(), after.values(), self._specs)
+            others = self._filled - filled_slots(before.values())
+            change = change or difference(before.values(), after.values(), self._specs, others)
             self._keep(parts)
             if not self._is_open:
                 return
@@ -122,9 +124,11 @@ class Ruleset:
         """In time for what is put, not for all that is there."""
         for name in parts:
             if (before := self.parts.pop(name, None)) is not None:
+                self._filled -= filled_slots((before,))
                 for set_name in before.sets:
                     self._specs.pop(set_name, None)
         for name, part in parts.items():
             if part is not None:
                 self.parts[name] = part
                 self._specs |= part.sets
+                self._filled |= filled_slots((part,))

@@ -1,32 +1,35 @@
 """The one table `inet bedplate`: which base chains it has, in which order their parts come, and how a mark's bits are shared.
 
 The one rule: base chains and slots stand here and nowhere else. A base chain only jumps to its slots, in a fixed order; a slot
-is a chain that one owner fills by a `RulePart`. Base chains accept: a new table's chains are at their hooks a moment before
-their rules, and a policy of drop would drop in that moment. Sources: nft(8); Linux, net/netfilter/nf_tables_api.c.
+is a chain that one owner fills by a `RulePart`. What no part fills is not jumped to, and a base chain without any is not there:
+every hook is paid for by every packet. Base chains accept: a new table's chains are at their hooks a moment before their rules,
+and a policy of drop would drop in that moment. Sources: nft(8); Linux, net/netfilter/nf_tables_api.c.
 
 | hook | base chain | priority | slots, in order |
 |---|---|---|---|
-| prerouting | c_early | raw −300 | early_machine |
-| prerouting | c_mangle | mangle −150 | mangle_tunnel, mangle_balancer |
+| prerouting | c_early | raw −300 | early_machine (from machines' links) |
+| prerouting | c_mangle | mangle −150 | mangle_tunnel |
 | prerouting | c_dstnat | dstnat −100 | dstnat_address, dstnat_balancer |
 | prerouting | c_way | −90 | way_balancer |
 | output | c_mark (type route) | mangle −150 | mark_tunnel |
 | output | c_output_nat | −100 | dstnat_address, dstnat_balancer |
 | input | c_input | filter 0 | input_balancer, input_tunnel, input_machine |
-| forward | c_forward | filter 0 | forward_mtu, forward_balancer, forward_offload, forward_tunnel, forward_machine |
+| forward | c_forward | filter 0 | forward_balancer, forward_offload, forward_mtu, forward_tunnel, forward_machine |
 | output | c_output | filter 0 | output_balancer |
-| postrouting | c_post_mangle | mangle −150 | post_tunnel, post_balancer |
+| postrouting | c_post_mangle | mangle −150 | post_tunnel |
 | postrouting | c_srcnat | srcnat 100 | srcnat_address, srcnat_way, srcnat_balancer, srcnat_machine |
 | input (arp) | a_input | filter 0 | a_machine |
 
-Packets of established flows go to forward_offload and are accepted there.
+Packets of established flows go to forward_offload and are accepted there: at once when both ends have spoken (assured), else
+after their segment size was looked at.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from hostagent.drivers.network.protocol import MadeElements, RuleChange, RulePart, RulePlan, SetSpec
 
@@ -43,38 +46,65 @@ MARK_CLASS_SHIFT, MARK_CLASS_MASK = 24, 0x0F00_0000
 MARK_FREE_MASK = 0xF000_0000
 MARK_OWN_WAY = 255  # among the numbers of edges: what this host, itself an edge, sends by its ways
 
-# Base chain -> (type, hook, priority, what stands in it: slots to jump to, or rules).
-BASE_CHAINS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
-    "c_early": ("filter", "prerouting", "raw", ("jump early_machine",)),
-    "c_mangle": ("filter", "prerouting", "mangle", ("jump mangle_tunnel", "jump mangle_balancer")),
-    "c_dstnat": ("nat", "prerouting", "dstnat", ("jump dstnat_address", "jump dstnat_balancer")),
-    "c_way": ("filter", "prerouting", "-90", ("jump way_balancer",)),
-    "c_mark": ("route", "output", "mangle", ("jump mark_tunnel",)),
-    "c_output_nat": ("nat", "output", "-100", ("jump dstnat_address", "jump dstnat_balancer")),
-    "c_input": ("filter", "input", "filter", ("jump input_balancer", "jump input_tunnel", "jump input_machine")),
+
+class Step(NamedTuple):
+    """What a base chain does where `slot` is filled: by default it jumps there. `instead`: where it is not."""
+
+    slot: str
+    words: str = ""
+    instead: str = ""
+
+    def rule(self, filled: Collection[str]) -> str:
+        return self.words or f"jump {self.slot}" if self.slot in filled else self.instead
+
+
+_ASSURED, _KNOWN = "ct status assured", "ct state established,related"
+# Base chain -> (type, hook, priority, its steps).
+BASE_CHAINS: dict[str, tuple[str, str, str, tuple[Step, ...]]] = {
+    "c_early": ("filter", "prerouting", "raw", (Step("early_machine", f"iifname {LINKS} jump early_machine"),)),
+    "c_mangle": ("filter", "prerouting", "mangle", (Step("mangle_tunnel"),)),
+    "c_dstnat": ("nat", "prerouting", "dstnat", (Step("dstnat_address"), Step("dstnat_balancer"))),
+    "c_way": ("filter", "prerouting", "-90", (Step("way_balancer"),)),
+    "c_mark": ("route", "output", "mangle", (Step("mark_tunnel"),)),
+    "c_output_nat": ("nat", "output", "-100", (Step("dstnat_address"), Step("dstnat_balancer"))),
+    "c_input": ("filter", "input", "filter", (Step("input_balancer"), Step("input_tunnel"), Step("input_machine"))),
     "c_forward": (
         "filter",
         "forward",
         "filter",
         (
-            "jump forward_mtu",
-            "jump forward_balancer",
-            "ct state established,related goto forward_offload",
-            "jump forward_tunnel",
-            "jump forward_machine",
+            Step("forward_balancer", "ct mark != 0 jump forward_balancer"),
+            Step("forward_offload", f"{_ASSURED} goto forward_offload", f"{_ASSURED} accept"),
+            Step("forward_mtu"),
+            Step("forward_offload", f"{_KNOWN} goto forward_offload", f"{_KNOWN} accept"),
+            Step("forward_tunnel"),
+            Step("forward_machine"),
         ),
     ),
-    "c_output": ("filter", "output", "filter", ("jump output_balancer",)),
-    "c_post_mangle": ("filter", "postrouting", "mangle", ("jump post_tunnel", "jump post_balancer")),
+    "c_output": ("filter", "output", "filter", (Step("output_balancer"),)),
+    "c_post_mangle": ("filter", "postrouting", "mangle", (Step("post_tunnel"),)),
     "c_srcnat": (
         "nat",
         "postrouting",
         "srcnat",
-        ("jump srcnat_address", "jump srcnat_way", "jump srcnat_balancer", "jump srcnat_machine"),
+        (Step("srcnat_address"), Step("srcnat_way"), Step("srcnat_balancer"), Step("srcnat_machine")),
     ),
-    "a_input": ("filter", "input", "filter", ("jump a_machine",)),
+    "a_input": ("filter", "input", "filter", (Step("a_machine"),)),
 }
-SLOTS = tuple(dict.fromkeys(rule.split()[-1] for *_, rules in BASE_CHAINS.values() for rule in rules))
+SLOTS = tuple(dict.fromkeys(step.slot for *_, steps in BASE_CHAINS.values() for step in steps))
+
+
+def filled_slots(parts: Iterable[RulePart]) -> set[str]:
+    return {name for part in parts for name, rules in part.chains.items() if rules and name in SLOTS}
+
+
+def base_rules(filled: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The rules of each base chain that is needed for these slots."""
+    return {
+        name: tuple(rule for step in steps if (rule := step.rule(filled)))
+        for name, (*_, steps) in BASE_CHAINS.items()
+        if any(step.slot in filled for step in steps)
+    }
 
 
 def family_of(name: str) -> str:
@@ -89,7 +119,7 @@ def render_table(plan: RulePlan) -> str:
 def table_lines(plan: RulePlan) -> Iterator[str]:
     """The same, made as it is read: of a thousand load balancers it is 25 MB, which an agent should never hold."""
     parts = [plan.parts[name] for name in sorted(plan.parts)]
-    for line in (*_skeleton(), *_lines(_structure(parts))):
+    for line in (*_skeleton(), *_lines(_structure(parts)), *_base_lines(base_rules(filled_slots(parts)))):
         yield f"{line}\n"
     for name in dict.fromkeys(name for part in parts for name in part.elements):
         pairs = _pairs(name, [part.elements[name] for part in parts if name in part.elements])
@@ -115,12 +145,16 @@ def render_change(change: RuleChange) -> str:
     return "".join(f"{line}\n" for line in _lines(change))
 
 
-def difference(old: Iterable[RulePart], new: Iterable[RulePart], specs: Mapping[str, SetSpec]) -> RuleChange:
+def difference(
+    old: Iterable[RulePart], new: Iterable[RulePart], specs: Mapping[str, SetSpec], others: Collection[str] = ()
+) -> RuleChange:
     """What leads from the old parts to the new ones. Raises ValueError for a set or an object that changes under its name.
 
-    `specs`: of the sets of all other parts.
+    `specs`: of the sets of all other parts. `others`: the slots that other parts fill.
     """
+    old, new = tuple(old), tuple(new)
     before, after = _union(old), _union(new)
+    old_bases, bases = (base_rules({*others, *filled_slots(parts)}) for parts in (old, new))
     for name, spec in after.new_sets.items():
         if before.new_sets.get(name, spec) != spec:
             raise ValueError(f"{name}: another declaration needs another name")
@@ -142,6 +176,8 @@ def difference(old: Iterable[RulePart], new: Iterable[RulePart], specs: Mapping[
         old_chains=tuple(name for name in before.rules if name not in after.rules and name not in SLOTS),
         old_sets=tuple(name for name in before.new_sets if name not in after.new_sets),
         old_objects=tuple(name for name in before.new_objects if name not in after.new_objects),
+        bases={name: rules for name, rules in bases.items() if old_bases.get(name) != rules},
+        old_bases=tuple(name for name in old_bases if name not in bases),
         specs=known,
     )
 
@@ -211,8 +247,13 @@ def _skeleton() -> Iterator[str]:
         yield f"add table {family} {TABLE}"
     for name in SLOTS:
         yield f"add chain {_at(name)}"
-    for name, (kind, hook, priority, rules) in BASE_CHAINS.items():
+
+
+def _base_lines(bases: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    for name, rules in bases.items():
+        kind, hook, priority, _ = BASE_CHAINS[name]
         yield f"add chain {_at(name)} {{ type {kind} hook {hook} priority {priority}; policy accept; }}"
+        yield f"flush chain {_at(name)}"
         for rule in rules:
             yield f"add rule {_at(name)} {rule}"
 
@@ -229,13 +270,14 @@ def _lines(change: RuleChange) -> Iterator[str]:
         yield f"flush chain {_at(name)}"
         for rule in rules:
             yield f"add rule {_at(name)} {rule}"
+    yield from _base_lines(change.bases)
     for name, pairs in change.removed.items():
         yield f"delete element {_at(name)} {{ {', '.join(pairs)} }}"
     for name, pairs in change.added.items():
         yield _add_elements(name, pairs.items())
-    for name in change.old_chains:
+    for name in (*change.old_bases, *change.old_chains):
         yield f"flush chain {_at(name)}"
-    for name in change.old_chains:
+    for name in (*change.old_bases, *change.old_chains):
         yield f"delete chain {_at(name)}"
     for name in change.old_sets:
         yield f"delete {'map' if change.specs[name].data else 'set'} {_at(name)}"
