@@ -38,6 +38,7 @@ class Guest(Place):
     def __init__(self, name: str) -> None:
         self.name = name
         self.descriptor = -1
+        self._sockets: list[socket.socket] = []
 
     def inside(self):
         return inside(self.name)
