@@ -16,6 +16,7 @@ from hostagent.drivers.registry import Drivers
 from hostagent.facts import hardware, kvm, system
 from hostagent.facts.flows import flow_table
 from hostagent.facts.sysfs import text
+from hostagent.lib import pools
 from hostagent.lib.hostconfig import HostConfig
 from hostagent.lib.keyring import KeyRing
 from hostagent.lib.paths import Paths
@@ -64,6 +65,8 @@ class Learner:
         conditions += _conditions(self._config, memory, interfaces, is_vm=is_vm)
         lacking = await _lacking(self._drivers)
         conditions += [reason for name, reason in lacking.items() if reason != "vmm_missing"]
+        found_pools = pools.all_of(self._paths)
+        conditions += _pool_conditions(found_pools, pools.declared(self._paths)[1])
         unlimited = self._drivers.unlimited if self._drivers else ()
         conditions += [f"not_limited:{what}" for what in unlimited if what.partition(":")[0] not in lacking]
         return HostFacts(
@@ -97,13 +100,19 @@ class Learner:
             data_interface=self._config.data_interface,
             tunnel_driver=tunnel_driver(self._features, programs),
             storage_public_key=await self._keyring.public_key() if self._drivers else "",
-            pools=(_primary_pool(state),),
+            pools=tuple(_pool_fact(pool) for pool in found_pools),
         )
 
 
-def _primary_pool(state: os.statvfs_result) -> PoolFact:
-    total_bytes, free_bytes = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
-    return PoolFact(name="primary", total_bytes=total_bytes, free_bytes=free_bytes)
+def _pool_fact(pool: pools.Pool) -> PoolFact:
+    return PoolFact(name=pool.name, total_bytes=pool.total_bytes, free_bytes=pool.free_bytes, is_available=pool.is_available)
+
+
+def _pool_conditions(found: tuple[pools.Pool, ...], unknown: tuple[str, ...]) -> list[str]:
+    """A pool that fills up fails the writes of all thin volumes in it at once."""
+    said = [f"config_not_understood:{name}" for name in unknown]
+    said += [f"storage_pool_low:{pool.name}" for pool in found if pool.is_low]
+    return said + [f"storage_pool_missing:{pool.name}" for pool in found if not pool.is_available]
 
 
 def tunnel_driver(features: dict[str, bool], programs: tuple[ProgramFact, ...]) -> str:

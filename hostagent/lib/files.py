@@ -43,7 +43,13 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A directory with all that is in it, for good. Absent is success; raises OSError where something stays."""
+    """A directory with all that is in it, for good; of a link to one both. Absent is success; raises OSError where something
+    stays.
+    """
+    if path.is_symlink():
+        remove_tree(path.parent / path.readlink())
+        remove(path)
+        return
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
         sync_directory(path.parent)

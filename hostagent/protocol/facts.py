@@ -73,7 +73,7 @@ class ProgramFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFact:
-    """A place for volumes. `primary` is always there; others are named in `host.toml`. `is_available`: its directory is."""
+    """A place for volumes. `primary` is always there; others are named in `storage.toml`. `is_available`: its directory is."""
 
     name: str
     total_bytes: int
@@ -86,6 +86,7 @@ class HostFacts:
     """`schedulable_*`: what may be given to machines (the declared share, else nearly all). `conditions`: stable words,
     some with a subject after a colon (`foreign_forward_policy:ufw`, `no_swap`, `host_is_virtual_machine`,
     `several_global_ipv6_prefixes`, `not_limited:qemu:memory`, `data_interface_missing:eth1`, `config_not_understood:cpuz`,
+    `storage_pool_low:primary`, `storage_pool_missing:backup`,
     `unreadable:disks:…`).
     `clock_unix_ms`: the host's wall clock, for whoever compares it with his own. `at_rest`: under what secrets rest.
     `tunnel_driver`: `kernel`, `userspace`, or empty where WireGuard cannot run. `storage_public_key`: PEM of the key to which

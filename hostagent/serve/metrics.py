@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from hostagent.facts.flows import flow_table
+from hostagent.serve import storage_metrics
 from hostagent.verbs.context import Agent
 
 _ANSWER_SECONDS = 5.0
@@ -63,7 +64,7 @@ class Metrics:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0]
                 is_known = request.startswith(b"GET /metrics ")
-                lines = await agent.balancer_counts.lines() if is_known else []
+                lines = [*await agent.balancer_counts.lines(), *await storage_metrics.lines(agent)] if is_known else []
                 body = (self.text(agent) + "".join(f"{line}\n" for line in lines)).encode() if is_known else b""
                 status = b"200 OK" if is_known else b"404 Not Found"
                 head = b"HTTP/1.0 %s\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: %d\r\n\r\n"

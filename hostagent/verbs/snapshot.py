@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hostagent.drivers.storage import layers
 from hostagent.drivers.storage.protocol import VolumePlan, VolumeSnapshots
-from hostagent.lib import files, keyring
+from hostagent.lib import files, keyring, pools
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject
@@ -63,6 +63,7 @@ class SnapshotKind:
         return None
 
     async def observe(self, agent: Agent, object_id: str, document: SnapshotWanted | None) -> Observed | None:
+        pools.check(agent.paths, "snapshot", object_id)
         taken = layers.read(agent.paths.snapshot_directory(object_id))
         if taken is None:
             return None
@@ -125,5 +126,6 @@ async def _take(agent: Agent, document: SnapshotWanted, directory: Path) -> None
         raise AgentError("volume.unsupported", f"{origin.backend} has no snapshots", retryable=False)
     if await driver.observe(origin.id) is None:
         raise AgentError("volume.missing", f"volume {origin.id} has no data yet", volume=origin.id)
+    pools.place(agent.paths, "snapshot", document.id, pools.pool_of(agent.paths, "volume", origin.id))
     agent.keyring.inherit(agent.paths.volume_directory(origin.id), directory)
     await driver.snapshot(await volume.plan_of(agent, origin), document.id, directory)

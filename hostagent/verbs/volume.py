@@ -9,7 +9,7 @@ from typing import Literal
 
 from hostagent.drivers.storage import layers
 from hostagent.drivers.storage.protocol import StorageDriver, VolumeObserved, VolumePlan
-from hostagent.lib import files, keyring
+from hostagent.lib import files, keyring, pools
 from hostagent.protocol.errors import AgentError
 from hostagent.protocol.results import Outcome, Running, Succeeded
 from hostagent.protocol.verbs import ObjectObserved, Subject, Unlocked, VolumeUnlock
@@ -20,7 +20,6 @@ from hostagent.verbs.documents import check_id
 from hostagent.verbs.jobs import Job, Result
 
 _QCOW2_MAGIC = b"QFI\xfb"
-_POOLS = ("", "primary")
 _QUEUE_SIZES = tuple(1 << bit for bit in range(5, 11))
 Detail = dict[str, str | int | float | bool | None]
 
@@ -35,7 +34,7 @@ class VolumeKind:
             raise AgentError("volume.invalid", "a volume has a size, and a base has image and file", retryable=False)
         if document.queue_size not in _QUEUE_SIZES or document.num_queues < 1:
             raise AgentError("volume.invalid", "a volume has queues of 32 to 1024 entries, a power of two", retryable=False)
-        if document.pool not in _POOLS:
+        if document.pool not in ("", pools.PRIMARY, *pools.declared(agent.paths)[0]):
             raise AgentError("volume.pool_unknown", f"this host has no pool {document.pool}", retryable=False)
         if document.encryption.unlock == "control_plane" and document.encryption.kek is None:
             raise AgentError("volume.invalid", "without a host's wrap and without a KEK its key would be lost", retryable=False)
@@ -81,6 +80,7 @@ class VolumeKind:
             files.remove_tree(agent.paths.volume_run_directory(object_id))
 
     async def observe(self, agent: Agent, object_id: str, document: VolumeWanted | None) -> Observed | None:
+        pools.check(agent.paths, "volume", object_id)
         drivers = [driver_of(agent, document)] if document else list(agent.drivers.storages.values())
         for driver in drivers:
             seen = await driver.observe(object_id)
@@ -142,6 +142,7 @@ async def export(agent: Agent, document: VolumeWanted) -> VolumeObserved:
     driver, directory = driver_of(agent, document), agent.paths.volume_directory(document.id)
     async with agent.keys_of.hold(document.id):
         _refuse_purged(agent, document.id)
+        pools.place(agent.paths, "volume", document.id, document.pool)
         if driver.traits.can_encrypt and await driver.observe(document.id) is None:
             await _make_keys(agent, document, directory)
         encryption = document.encryption
@@ -187,7 +188,7 @@ async def plan_of(agent: Agent, document: VolumeWanted) -> VolumePlan:
     opened = await agent.keyring.open(agent.paths.volume_directory(document.id))
     return VolumePlan(
         volume=document,
-        directory=agent.paths.volume_directory(document.id),
+        directory=agent.paths.volume_directory(document.id).resolve(),
         run_directory=agent.paths.volume_run_directory(document.id),
         log_path=agent.paths.log / "volume" / f"{document.id}.log",
         transport=machine.traits.disk_transport if machine else "vhost_user_blk",
@@ -215,6 +216,7 @@ def _detail(agent: Agent, seen: VolumeObserved) -> Detail:
         "path": str(seen.path),
         "encrypted": seen.is_encrypted,
         "layers": seen.layers,
+        "pool": pools.pool_of(agent.paths, "volume", seen.volume_id),
         "user": user.id if user else "",
         "growth_pending": seen.is_growth_pending,
     }

@@ -275,8 +275,9 @@ async def test_a_machine_that_fails_fails_the_attachment_and_letting_go_cures_it
 
 
 async def test_a_disk_is_free_when_its_machine_has_let_it_go(fleet: Fleet) -> None:
-    """The fake machine takes disks at its start alone: what it runs with it holds until it is stopped."""
+    """Its guest keeps it, so it holds it until it is stopped."""
     volume_id = await create(fleet)
+    (fake,) = fleet.hosts.values()
     vm_id = await fleet.create_vm(volumes=[{"name": "own", "size_bytes": SIZE}])
     async with fleet.running():
         await fleet.until_ready(vm_id)
@@ -284,13 +285,14 @@ async def test_a_disk_is_free_when_its_machine_has_let_it_go(fleet: Fleet) -> No
             own_id = await session.scalar(select(Volume.id).where(Volume.name == "own"))
         assert own_id
         await until_settled(fleet, volume_id)
+        fake.machine.kept.add(own_id)
         await detach(fleet, own_id)
 
         async def is_pending() -> bool:
             async with fleet.database.session() as session:
                 shown = await queries.show(session, await session.get_one(Volume, own_id))
                 return [(said.type, said.reason) for said in shown.conditions if said.type == "DetachPending"] == [
-                    ("DetachPending", "after_reboot")
+                    ("DetachPending", "in_use_by_guest")
                 ]
 
         await fleet.until(is_pending, "it says what it waits for")

@@ -31,6 +31,8 @@ from hostagent.protocol.errors import AgentError
 
 BYTES_PER_SECOND = 512 << 20
 MOST_TRIES = 10
+KINDS = ("volume", "snapshot")
+WORKPLACE = "merge"
 MERGE_SECONDS = 6 * 3600.0
 
 
@@ -90,7 +92,8 @@ class Merger:
                 found = self._holders(snapshot_id)
                 if not found:
                     await self._sweep()
-                    files.remove_tree(self._workplace(snapshot_id))
+                    for top in {path.resolve().parents[1] for path in self._directories()}:
+                        files.remove_tree(top / WORKPLACE / snapshot_id)
                     return
                 if found[0].is_lifted:
                     await self._lift(found[0], snapshot_id, holders)
@@ -101,12 +104,12 @@ class Merger:
     def _holders(self, snapshot_id: str) -> list[Holder]:
         """Raises AgentError `snapshot.in_use` where several volumes went on from it."""
         found: list[Holder] = []
-        for kind in ("volume", "snapshot"):
-            for path in sorted((self._storage.paths.state / kind).glob(f"*/{layers.FILE}")):
-                held = layers.read(path.parent)
-                index = held.closed_for(snapshot_id) if held else None
-                if held is not None and index is not None and (kind, path.parent.name) != ("snapshot", snapshot_id):
-                    found.append(Holder(directory=path.parent, found=held, index=index, is_volume=kind == "volume"))
+        for directory in self._directories():
+            held = layers.read(directory)
+            index = held.closed_for(snapshot_id) if held else None
+            if held is not None and index is not None and directory != self._storage.paths.snapshot_directory(snapshot_id):
+                is_volume = directory.parent.name == "volume"
+                found.append(Holder(directory=directory, found=held, index=index, is_volume=is_volume))
         above = {(status.st_dev, status.st_ino) for one in found for status in ((one.directory / one.upper.file).stat(),)}
         if len(above) > 1:
             names = ", ".join(one.directory.name for one in found)
@@ -156,15 +159,14 @@ class Merger:
 
     async def _sweep(self) -> None:
         """Files that no `layers.json` names any more: first the daemons close them, then their names go."""
-        for kind in ("volume", "snapshot"):
-            for directory in sorted(path.parent for path in (self._storage.paths.state / kind).glob(f"*/{layers.FILE}")):
-                if not layers.unnamed(directory):
-                    continue
-                async with self._storage.changing.hold(directory.name):
-                    if kind == "volume" and await self._storage.is_open(directory.name):
-                        await self._tell(directory.name, qsd_chain.drop_unused)
-                    for path in layers.unnamed(directory):
-                        files.remove(path)
+        for directory in self._directories():
+            if not layers.unnamed(directory):
+                continue
+            async with self._storage.changing.hold(directory.name):
+                if directory.parent.name == "volume" and await self._storage.is_open(directory.name):
+                    await self._tell(directory.name, qsd_chain.drop_unused)
+                for path in layers.unnamed(directory):
+                    files.remove(path)
 
     async def _tell(self, volume_id: str, what: Callable[[Qmp], Awaitable[None]]) -> None:
         try:
@@ -182,7 +184,8 @@ class Merger:
         if lower.key_id and lower.key_id not in keys:
             raise AgentError("volume.locked", f"{snapshot_id} waits for the keys of what stands on it", needs=[lower.key_id])
         passphrase = luks.passphrase_of(keys[lower.key_id]) if lower.key_id else None
-        await self._commit(found[0], self._workplace(snapshot_id), passphrase)
+        place = found[0].directory.resolve().parents[1] / WORKPLACE / snapshot_id  # in the pool: links do not leave it
+        await self._commit(found[0], place, passphrase)
         while remaining := self._holders(snapshot_id):  # a clone that was being made of it may come late
             for one in remaining:
                 async with self._steady(one, snapshot_id) as now:
@@ -255,8 +258,10 @@ class Merger:
 
         return held()
 
-    def _workplace(self, snapshot_id: str) -> Path:
-        return self._storage.paths.state / "merge" / snapshot_id
+    def _directories(self) -> list[Path]:
+        """Of everything that has layers."""
+        found = (self._storage.paths.state / kind for kind in KINDS)
+        return [path.parent for top in found for path in sorted(top.glob(f"*/{layers.FILE}"))]
 
 
 def _pair(lower: Path, upper: Path, *, is_encrypted: bool) -> dict[str, Any]:
