@@ -89,6 +89,40 @@ async def test_alertmanager_ejects_and_brings_back(ground, member):
         assert (await member.post(path, json=body)).status_code == 422, body
 
 
+async def test_one_webhook_for_all_backends(ground, member):
+    """Each alert's label says whose it is; the same real bodies, and one with both and with a stranger's."""
+    assert (await member.post(LBS, json={**WEB, "backends": [{"vm": "one"}, {"vm": "two"}]})).status_code == 201
+    path = f"{LBS}/web/eject"
+    firing, resolving = (
+        Path(__file__).with_name(f"alertmanager-{status}.json").read_bytes() for status in ("firing", "resolved")
+    )
+    headers = {"content-type": "application/json"}
+
+    def wanted(answer):
+        assert answer.status_code == 200, answer.text
+        return {one["target"]: (one["wanted"], one["ejected_reason"]) for one in answer.json()["backends"]}
+
+    up = ("active", "")
+    assert wanted(await member.post(path, content=firing, headers=headers)) == {
+        "one": ("ejected", "BackendErrors"),
+        "two": up,
+    }
+    assert wanted(await member.post(path, content=resolving, headers=headers)) == {"one": up, "two": up}
+    nic_id = (await member.get(f"{LBS}/web")).json()["backends"][1]["machines"][0]["nic_id"]
+    alerts = [
+        {"status": "firing", "labels": {"alertname": "Slow", "backend": nic_id}},
+        {"status": "resolved", "labels": {"alertname": "Errors", "backend": nic_id}},
+        {"status": "firing", "labels": {"backend": "somebody-elses"}},
+        {"status": "firing", "labels": {}},
+    ]
+    answer = await member.post(path, json={"seconds": 60, "alerts": alerts})
+    assert wanted(answer) == {"one": up, "two": ("ejected", "Slow")}
+    nobody = await member.post(path, json={"alerts": alerts[2:]})
+    assert (nobody.status_code, nobody.json()["code"]) == (404, "loadbalancer.backend_not_found")
+    for body in ({}, {"alerts": []}, {"alerts": [{"status": "maybe", "labels": {}}]}, {"alerts": alerts, "seconds": 0}):
+        assert (await member.post(path, json=body)).status_code == 422, body
+
+
 @pytest.mark.parametrize(
     ("change", "status", "code", "pointer"),
     [

@@ -22,6 +22,7 @@ from controlplane.resources.loadbalancer.errors import (
 )
 from controlplane.resources.loadbalancer.queries import ShownLoadbalancer
 from controlplane.resources.loadbalancer.schemas import (
+    Alerts,
     BackendInput,
     BackendUpdate,
     Eject,
@@ -139,6 +140,14 @@ async def eject(call: Call, loadbalancer: Ref, backend: Ref, body: Eject) -> Sho
     """Take a backend out for a while, open flows included. This is where Alertmanager's webhook points at."""
     row = await _active(call, loadbalancer)
     await service.eject(call.session, row, backend, body, call.services.clock.now())
+    return await queries.show(call.session, row)
+
+
+@noun.route("POST", "/{loadbalancer}/eject", "eject-by-alerts", LoadbalancerView, errors=_ONE)
+async def eject_by_alerts(call: Call, loadbalancer: Ref, body: Alerts) -> ShownLoadbalancer:
+    """One webhook for all backends: each that an alert's label `backend` names is taken out, or brought back when resolved."""
+    row = await _active(call, loadbalancer)
+    await service.eject_by_alerts(call.session, row, body, call.services.clock.now())
     return await queries.show(call.session, row)
 
 

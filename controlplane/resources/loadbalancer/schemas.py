@@ -181,6 +181,42 @@ class Eject(Input):
         return self.reason or ", ".join(sorted(names - {""}))[:1000]
 
 
+class Alert(Input):
+    """One alert of an Alertmanager webhook; its label `backend` says which backend it is about."""
+
+    model_config = ConfigDict(extra="allow")
+
+    status: Literal["firing", "resolved"] = Field(description="Whether it holds.", examples=["firing"])
+    labels: dict[str, str] = Field(
+        max_length=200,
+        description="`backend`: as metrics name it, or its VM's or endpoint's name.",
+        examples=[{"backend": "web-1"}],
+    )
+
+
+class Alerts(Input):
+    """An Alertmanager webhook's body about any of the backends."""
+
+    model_config = ConfigDict(extra="allow")
+
+    seconds: int | None = Field(default=None, ge=1, le=86_400, description="Time to live; left out: 300.", examples=[300])
+    alerts: list[Alert] = Field(
+        min_length=1,
+        max_length=1000,
+        description="A backend is out while one of its alerts fires.",
+        examples=[[{"status": "firing", "labels": {"backend": "web-1"}}]],
+    )
+
+    def by_backend(self) -> dict[str, Eject]:
+        """What to do with each backend that is named: any firing alert ejects it."""
+        found: dict[str, Eject] = {}
+        for alert in sorted(self.alerts, key=lambda one: one.status == "firing"):
+            if backend := alert.labels.get("backend"):
+                reason = alert.labels.get("alertname", "")[:1000]
+                found[backend] = Eject(status=alert.status, seconds=self.seconds, reason=reason)
+        return found
+
+
 class ListenerView(View):
     """A port that is served."""
 

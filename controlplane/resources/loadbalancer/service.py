@@ -38,6 +38,7 @@ from controlplane.resources.loadbalancer.errors import (
 )
 from controlplane.resources.loadbalancer.schemas import (
     MAX_BACKENDS,
+    Alerts,
     BackendInput,
     Eject,
     Listener,
@@ -154,6 +155,16 @@ async def eject(session: AsyncSession, row: Loadbalancer, ref: str, wanted: Ejec
     await _changed(session, row)
 
 
+async def eject_by_alerts(session: AsyncSession, row: Loadbalancer, wanted: Alerts, now: datetime) -> None:
+    """Backends of others are not ours to judge: they are left out. Raises LoadbalancerBackendNotFound when none is ours."""
+    asked = wanted.by_backend()
+    ours = {ref: eject_ for ref, eject_ in asked.items() if await _find_backend(session, row, ref) is not None}
+    if not ours:
+        raise LoadbalancerBackendNotFound(f"no alert has a label `backend` that names one of {row.name}")
+    for ref, one in ours.items():
+        await eject(session, row, ref, one, now)
+
+
 async def remove(session: AsyncSession, row: Loadbalancer) -> None:
     """Begin to delete: no new flows, open ones have `drain_seconds`. Doing it twice is once."""
     if row.state == "deleting":
@@ -197,6 +208,13 @@ async def backends_of(session: AsyncSession, loadbalancer_id: str) -> Sequence[L
 
 async def find_backend(session: AsyncSession, row: Loadbalancer, ref: str) -> LoadbalancerBackend:
     """By its id, or the id or name of its VM or endpoint; raises LoadbalancerBackendNotFound."""
+    found = await _find_backend(session, row, ref)
+    if found is None:
+        raise LoadbalancerBackendNotFound(f"{row.name} has no backend {ref}")
+    return found
+
+
+async def _find_backend(session: AsyncSession, row: Loadbalancer, ref: str) -> LoadbalancerBackend | None:
     query = (
         select(LoadbalancerBackend)
         .outerjoin(Nic, Nic.id == LoadbalancerBackend.nic_id)
@@ -206,10 +224,7 @@ async def find_backend(session: AsyncSession, row: Loadbalancer, ref: str) -> Lo
         .where(or_(*(column == ref for column in (LoadbalancerBackend.id, Vm.id, Vm.name, Endpoint.id, Endpoint.name, Nic.id))))
         .order_by(LoadbalancerBackend.id)
     )
-    found = (await session.scalars(query)).first()
-    if found is None:
-        raise LoadbalancerBackendNotFound(f"{row.name} has no backend {ref}")
-    return found
+    return (await session.scalars(query)).first()
 
 
 async def _changed(session: AsyncSession, row: Loadbalancer) -> None:
