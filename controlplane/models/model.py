@@ -13,7 +13,7 @@ from controlplane.models.base import Base, Versioned
 
 
 class Model(Versioned, Base):
-    """States: `importing`, `available`."""
+    """States: `importing`, `available`. `fetched_bytes`: how much of the weights that have a URL has come."""
 
     __tablename__ = "model"
 
@@ -24,6 +24,7 @@ class Model(Versioned, Base):
     state: Mapped[str] = mapped_column(default="importing", server_default="importing")
     weights_image_id: Mapped[str | None] = mapped_column(ForeignKey("image.id"))
     engine_image_id: Mapped[str | None] = mapped_column(ForeignKey("image.id"))
+    fetched_bytes: Mapped[int] = mapped_column(server_default="0")
 
     __table_args__ = (
         CheckConstraint("state IN ('importing', 'available')", name="state_known"),

@@ -203,6 +203,19 @@ async def test_a_machine_that_would_take_a_protected_volume_with_it_stays(member
     assert (refused.status_code, refused.json()["code"]) == (409, "volume.protected"), refused.text
 
 
+async def test_a_machine_says_which_key_it_waits_for(member, api):
+    wanted = [{"name": "secret", "size_bytes": GIB}]
+    made = await member.post(VMS, json={"name": "web", "image": "debian", "network": "net", "volumes": wanted})
+    assert made.status_code == 201, made.text
+    assert "VolumesLocked" not in [item["type"] for item in made.json()["conditions"]]
+    async with api.database.sessionmaker.begin() as session:
+        await session.execute(update(Volume).where(Volume.name == "secret").values(observed_state="locked"))
+    (said,) = [item for item in (await member.get(f"{VMS}/web")).json()["conditions"] if item["type"] == "VolumesLocked"]
+    assert (said["reason"], "secret" in said["message"]) == ("volume.locked", True)
+    (said,) = [item for item in (await member.get(f"{VOLUMES}/secret")).json()["conditions"] if item["type"] == "Locked"]
+    assert said["reason"] == "volume.locked"
+
+
 async def test_a_quota_holds_volumes(member, operator, api):
     assert (await operator.patch("/v1/projects/ours", json={"quota": {"volumes": 1, "disk_bytes": 2 * GIB}})).status_code == 200
     assert (await member.post(VOLUMES, json=BODY)).status_code == 201

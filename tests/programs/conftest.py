@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -11,6 +11,7 @@ from controlplane.core.sealing import Sealer
 from controlplane.kernel.database import Database
 from controlplane.kernel.world import World
 from controlplane.settings import Settings
+from tests.programs.site import Site, serving
 
 
 @pytest.fixture
@@ -24,3 +25,10 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 def world(database: Database) -> World[None]:
     """A world without hosts; replace(world, hosts=…) gives it some."""
     return World(database=database, hosts=None, clock=SystemClock(), settings=Settings(), sealer=Sealer(bytes(32)))
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """An HTTP server with files."""
+    with serving() as made:
+        yield made

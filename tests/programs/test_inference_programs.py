@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from controlplane.models.replica import Replica
 from controlplane.models.reservation import Reservation
 from controlplane.models.route import Route
 from controlplane.models.vm import Vm
+from controlplane.resources.image.store import ImageStore
 from controlplane.resources.model import service as models
-from controlplane.resources.model.catalogue import Catalogue, DirectorySource
+from controlplane.resources.model.catalogue import Catalogue, DirectorySource, UrlSource
 from controlplane.resources.model.plan import Plan
 from controlplane.resources.model.program import ModelProgram
 from controlplane.resources.replica import service as replicas
 from tests.programs.fleet import PROGRAMS, Fleet, open_fleet
 from tests.programs.serving import MODEL, REGISTRY, Engines, create, import_model
+from tests.programs.site import Site
 
 
 @pytest.fixture
@@ -145,6 +148,28 @@ async def test_an_import_ends_available_and_a_changed_entry_is_taken(database_ur
         assert changed.weights_image_id == first.weights_image_id, "the same bytes are the same image"
         async with fleet.database.session() as session:
             assert await session.scalar(select(func.count()).select_from(Blob)) == 5, "two of ours, three of the guest image"
+
+
+async def test_weights_by_url_are_fetched_and_verified(database_url: str, tmp_path: Path, entry: Plan, site: Site) -> None:
+    content = os.urandom(3 << 20)
+    site.files, site.cuts = {"weights": content}, 1
+    source = UrlSource(kind="url", url=f"{site.url}/weights")
+    digest = hashlib.sha256(content).hexdigest()
+    file = entry.model.files[0].model_copy(update={"sha256": digest, "size_bytes": len(content), "source": source})
+    plan = Plan(model=entry.model.model_copy(update={"files": (file,)}), engine=entry.engine)
+    async with open_fleet(database_url, tmp_path, Registry((*PROGRAMS, ModelProgram))) as fleet, fleet.running():
+        async with fleet.database.session() as session:
+            model_id = (await models.import_(session, plan)).id
+
+        async def is_available() -> bool:
+            async with fleet.database.session() as session:
+                return (await session.get_one(Model, model_id)).state == "available"
+
+        await fleet.until(is_available, "available")
+        async with fleet.database.session() as session:
+            assert (await session.get_one(Model, model_id)).fetched_bytes == len(content)
+        assert ImageStore(fleet.world.settings.state_dir).path(digest).read_bytes() == content
+        assert len(site.asked) == 2, "the second time only for the rest"
 
 
 async def test_weights_that_are_not_what_the_entry_says_park_the_import(database_url: str, tmp_path: Path, entry: Plan) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.authz.service import SYSTEM
@@ -16,12 +17,15 @@ from controlplane.kernel.world import World
 from controlplane.models.project import Project
 from controlplane.models.project_key import ProjectKey, VolumeKey, VolumeKeyUse
 from controlplane.models.snapshot import Snapshot
+from controlplane.models.storage_layer import StorageLayer, StorageLayerUse
 from controlplane.models.storage_pool import StoragePool
 from controlplane.models.vm import Vm
 from controlplane.models.volume import Volume
+from controlplane.resources.project import keys
 from controlplane.resources.project import service as projects
 from controlplane.resources.snapshot import service as snapshots
 from controlplane.resources.snapshot.schemas import SnapshotTake
+from controlplane.resources.storage_pool import layers
 from controlplane.resources.storage_pool import service as pools
 from controlplane.resources.vm import service as vms
 from controlplane.resources.volume import queries
@@ -186,6 +190,38 @@ async def test_a_snapshot_outlives_its_volume_and_clones_need_its_key(fleet: Fle
     assert await count(fleet, VolumeKey) == 0
     assert await reserved(fleet) == 0
     assert await fleet.on_hosts() == []
+
+
+async def test_of_two_that_go_at_once_the_later_takes_layer_and_key_away(fleet: Fleet) -> None:
+    """Volume and snapshot stand on one layer and need one key: each sees the other still there, unless it waits for it."""
+    volume_id = await create(fleet)
+    async with fleet.running():
+        await until_settled(fleet, volume_id)
+        async with fleet.database.session() as session:
+            volume = await session.get_one(Volume, volume_id)
+            snapshot_id = (await snapshots.take(session, volume, SnapshotTake(name="before"), most=10)).id
+        await until_taken(fleet, snapshot_id)
+
+    async def go(subject_id: str, has_left: asyncio.Event, may_end: asyncio.Event) -> None:
+        async with fleet.database.session() as session:
+            await layers.leave(session, subject_id)
+            await keys.forget(session, subject_id)
+            has_left.set()
+            await may_end.wait()
+
+    first_left, first_may_end, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    done.set()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(go(volume_id, first_left, first_may_end))
+        await first_left.wait()
+        group.create_task(go(snapshot_id, asyncio.Event(), done))
+        async with fleet.database.session() as session:
+            waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while not await session.scalar(waits):
+                await asyncio.sleep(0.01)
+        first_may_end.set()
+    assert await count(fleet, StorageLayer, StorageLayerUse, VolumeKey, VolumeKeyUse) == 0
+    assert await reserved(fleet) == 0
 
 
 async def test_keys_are_rotated_and_the_old_one_is_gone(fleet: Fleet) -> None:

@@ -60,8 +60,10 @@ async def stays_through_everything(deployed: Deployed) -> None:
     Long, because a boot is dear: one guest is asked all of it.
     """
     api = deployed.stage.api
-    for name, size_bytes, unlock in (("data", DATA, "host"), ("waiting", WAITING, "control_plane")):
-        await api.post(VOLUMES, {"name": name, "size_bytes": size_bytes, "unlock": unlock, "host": "lab1"})
+    await deployed.cli("volume", "create", "data", "--size", f"{DATA // MIB}M", "--host", "lab1")
+    await deployed.cli(
+        "volume", "create", "waiting", "--size", f"{WAITING // MIB}M", "--host", "lab1", "--unlock", "control_plane"
+    )
     for name in ("data", "waiting"):
         assert (await settled(deployed, name, status="available"))["observed"]["is_encrypted"]
     await deployed.create("keeper", volumes=[{"volume": "data"}, {"volume": "waiting"}])
@@ -70,17 +72,21 @@ async def stays_through_everything(deployed: Deployed) -> None:
     await fill(deployed, vm, WAITING)
     before, waiting = await digest(deployed, vm, DATA), await digest(deployed, vm, WAITING)
 
-    await api.post(f"{VOLUMES}/data/snapshot", {"name": "before"})
-    await api.until(f"{PROJECT}/snapshots/before", lambda seen: seen["status"] == "available", seconds=60)
+    await deployed.cli("volume", "snapshot", "data", "before")
     assert await digest(deployed, vm, DATA) == before
     await fill(deployed, vm, DATA)
     after = await digest(deployed, vm, DATA)
     assert after != before
 
-    await api.post(VOLUMES, {"name": "clone", "snapshot": "before", "size_bytes": CLONE})
-    await settled(deployed, "clone", status="available")
-    await api.post(f"{VOLUMES}/clone/attach", {"vm": "keeper"})
-    await api.post(f"{VOLUMES}/data/grow", {"size_bytes": GROWN})
+    await deployed.cli("volume", "snapshot", "data", "later")
+    await fill(deployed, vm, DATA)
+    after = await digest(deployed, vm, DATA)
+    await deployed.cli("snapshot", "delete", "later", "--yes")  # its layer is merged under the running guest
+    assert await digest(deployed, vm, DATA) == after
+
+    await deployed.cli("volume", "create", "clone", "--snapshot", "before", "--size", f"{CLONE // MIB}M")
+    await deployed.cli("volume", "attach", "clone", "keeper")
+    await deployed.cli("volume", "grow", "data", f"{GROWN // MIB}M")
     await settled(deployed, "clone", status="attached")
     grown = await settled(deployed, "data", status="attached")
     conditions = {item["type"] for item in (await api.get(f"{VOLUMES}/clone"))["conditions"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import hashlib
 import os
 import time
@@ -22,6 +23,12 @@ CONNECT_SECONDS = 20
 SILENT_SECONDS = 60
 SLICE_SECONDS = 60.0
 TELL_SECONDS = 2.0
+
+
+@functools.cache
+def pace_of(bytes_per_second: int) -> Pace:
+    """All downloads of this process share one."""
+    return Pace(bytes_per_second)
 
 
 class FetchRefused(RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Literal, cast
@@ -18,7 +17,7 @@ from controlplane.remote.link import HostLinks, HostUnreachable
 from controlplane.remote.refusal import carried_out, refusals_park
 from controlplane.resources.image import service
 from controlplane.resources.image.errors import BlobMismatch
-from controlplane.resources.image.fetch import FetchBusy, FetchRefused, Wanted, fetch, part_of
+from controlplane.resources.image.fetch import FetchBusy, FetchRefused, Wanted, fetch, pace_of, part_of
 from controlplane.resources.image.queries import files_of
 from controlplane.resources.image.store import ImageStore
 from hostagent.protocol.results import Running
@@ -26,12 +25,6 @@ from hostagent.protocol.wanted import FileWanted, Generation, ImageWanted
 
 LOOK_SECONDS = 600
 Purpose = Literal["guest", "weights", "engine", "artifact"]
-
-
-@functools.cache
-def _pace(bytes_per_second: int) -> Pace:
-    """All downloads of this process share one."""
-    return Pace(bytes_per_second)
 
 
 _NUMBER = 1  # the content of an image never changes, so one generation is enough
@@ -143,7 +136,7 @@ class ImageProgram(Program[Image, HostLinks]):
 
     @property
     def _pace(self) -> Pace:
-        return _pace(self.world.settings.images.download_bytes_per_second)
+        return pace_of(self.world.settings.images.download_bytes_per_second)
 
     @step(within=timedelta(hours=2))
     async def destroy(self) -> Outcome:

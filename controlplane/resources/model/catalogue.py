@@ -45,11 +45,18 @@ class DirectorySource(Entry):
     directory: Annotated[str, StringConstraints(pattern="^/")]
 
 
+class UrlSource(Entry):
+    """A file that the control plane fetches, over the limit of downloads."""
+
+    kind: Literal["url"]
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+/\S*$", max_length=2048)]
+
+
 class ModelFile(Entry):
     name: FileName
     sha256: Sha256
     size_bytes: int = Field(gt=0)
-    source: Annotated[WheelSource | DirectorySource, Field(discriminator="kind")]
+    source: Annotated[WheelSource | DirectorySource | UrlSource, Field(discriminator="kind")]
 
 
 class MemoryArithmetic(Entry):

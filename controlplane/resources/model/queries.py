@@ -79,6 +79,10 @@ class ShownModel:
         return ShownProgress(step=run.step, attempt=run.attempt, deadline_at=run.deadline_at)
 
     @property
+    def fetched_bytes(self) -> int:
+        return 0 if self.row is None else self.row.fetched_bytes
+
+    @property
     def failure(self) -> str | None:
         run = self.run
         if run is None or self.state == "available":

@@ -40,6 +40,7 @@ class ModelView(View):
     argv: list[str] = Field(description="The command of a replica of the default shape.", examples=[["/usr/bin/serve"]])
     state: str = Field(description="`in_catalogue`, `importing` or `available`.", examples=["available"])
     progress: Progress | None = Field(description="What the import does just now.", examples=[None])
+    fetched_bytes: int = Field(description="How much of the weights that have a URL has come.", examples=[0])
     failure: str | None = Field(description="Why the import stopped.", examples=[None])
     created_at: AwareDatetime | None = Field(description="When it was imported.", examples=["2026-11-30T12:00:00Z"])
 
