@@ -1,4 +1,7 @@
-"""The life of volumes and snapshots on hosts with fake drivers: made, attached, grown, locked, rotated, deleted."""
+"""The life of volumes and snapshots on hosts with fake drivers: made, attached, grown, locked, rotated, deleted.
+
+Long, because a life has many turns and all of them begin alike.
+"""
 
 from __future__ import annotations
 
