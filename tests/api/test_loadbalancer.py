@@ -61,6 +61,19 @@ async def test_life_of_a_load_balancer(ground, member):
     assert (late.status_code, late.json()["code"]) == (409, "loadbalancer.deleting")
 
 
+async def test_what_a_load_balancer_uses_stays(ground, member):
+    """Its network and its address are in use; a machine behind it may go."""
+    body = {**WEB, "addresses": ["front"], "backends": [{"vm": "one"}, {"vm": "two"}]}
+    assert (await member.post(LBS, json=body)).status_code == 201
+    network = await member.delete("/v1/projects/ours/networks/net")
+    assert (network.status_code, network.json()["code"]) == (409, "network.in_use")
+    assert network.json()["detail"] == "load balancers serve in net: web"
+    address = await member.delete("/v1/projects/ours/addresses/front")
+    assert (address.status_code, address.json()["code"]) == (409, "address.in_use")
+    assert address.json()["detail"] == "front is attached to load balancer web: detach it first"
+    assert (await member.delete("/v1/projects/ours/vms/one")).status_code == 202
+
+
 async def test_its_own_firewall_stands_in_nobodys_way(ground, member):
     """What it keeps under its own name is found by id alone; the tenant's firewall of that name stays the tenant's."""
     firewalls = "/v1/projects/ours/firewalls"

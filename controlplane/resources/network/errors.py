@@ -57,7 +57,7 @@ class NetworkFirewallUnknown(InvalidInput):
 
 
 class NetworkInUse(Conflict):
-    """Machines still have interfaces in the network, or a firewall's rule names it; delete those first."""
+    """Machines or load balancers still have interfaces in the network, or a firewall's rule names it; delete those first."""
 
     code = "network.in_use"
     title = "The network is in use"

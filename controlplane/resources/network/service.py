@@ -12,6 +12,7 @@ from controlplane.core.errors import BedplateError, FieldError
 from controlplane.core.ids import Kind, is_id, new_id
 from controlplane.kernel import service as kernel
 from controlplane.models.firewall import Firewall, FirewallAttachment, FirewallRule
+from controlplane.models.loadbalancer import Loadbalancer
 from controlplane.models.network import AddressPool, Network
 from controlplane.models.nic import Nic
 from controlplane.resources.firewall import service as firewalls
@@ -132,6 +133,9 @@ async def _mtu_bytes(session: AsyncSession, encryption: str) -> int:
 
 async def remove(session: AsyncSession, network: Network) -> None:
     """Delete the row; raises NetworkInUse. The caller holds its lock, so no interface can be added meanwhile."""
+    balancing = select(Loadbalancer.name).where(Loadbalancer.network_id == network.id).order_by(Loadbalancer.name)
+    if names := list(await session.scalars(balancing)):
+        raise NetworkInUse(f"load balancers serve in {network.name}: {', '.join(names[:5])}")
     if await session.scalar(select(exists().where(Nic.network_id == network.id))):
         raise NetworkInUse(f"machines still have interfaces in {network.name}")
     naming = select(Firewall.name).join(FirewallRule, FirewallRule.firewall_id == Firewall.id)
