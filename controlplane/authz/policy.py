@@ -27,7 +27,7 @@ GOVERNS = frozenset(
 )
 """In a project: who else may do what there."""
 
-OPERATES = frozenset({"project.create", "project.delete"})
+OPERATES = frozenset({"project.delete"})
 """On a project, but about the deployment's room."""
 
 SHARED = frozenset(
@@ -42,7 +42,6 @@ SHARED = frozenset(
         "pool.list",
         "pool.show",
         "project.list",
-        "project.show",
         "token.current",
     }
 )

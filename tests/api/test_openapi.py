@@ -8,13 +8,15 @@ import re
 import pytest
 
 from controlplane.api import reference
-from controlplane.authz import policy
 from controlplane.core.ids import Kind, new_id
+from tests.api.test_sign_in import browser, signed_in
+from tests.rights import LEAST_IN_PROJECT, LEAST_OUTSIDE, RANK
+
+__all__ = ["browser"]
 
 REFRESH = "run: python -m controlplane.api.reference --write"
 METHODS = {"get", "post", "put", "patch", "delete"}
 ACTION = "x-bedplate-action"
-SSO = {"session.methods", "session.start-sso", "session.finish-sso"}
 
 
 @pytest.fixture(scope="module")
@@ -89,40 +91,63 @@ def _is_public(operation) -> bool:
 
 def test_only_signing_in_is_public(document):
     public = {operation[ACTION] for _, _, operation in operations(document) if _is_public(operation)}
-    assert public == {"session.create", "session.redeem", "login.create", "login.poll", *SSO}
+    assert public == {action for action, least in LEAST_OUTSIDE.items() if least == "anonymous"}
 
 
-async def test_walk_every_operation_as_everybody_but_the_operator(document, anonymous, stranger, viewer, member):
-    """Anonymous is refused everywhere; a stranger finds nothing of ours; nobody gets past project and role."""
+@pytest.fixture
+async def admin(operator, api):
+    """Holds a token of an admin of our project."""
+    made = await operator.post("/v1/tokens", json={"name": "admin", "role": "admin", "project": "ours"})
+    async with api.client(made.json()["secret"]) as client:
+        yield client
+
+
+@pytest.fixture
+async def person(operator, browser):
+    """Signed in, and in no project."""
+    await signed_in(operator, browser, "ada")
+    return browser
+
+
+async def test_walk_every_operation_as_everybody(document, anonymous, stranger, person, viewer, member, admin, operator):
+    """By the table: anonymous is refused everywhere, a stranger finds nothing of ours, nobody gets past project and role."""
+    ours = {"viewer": viewer, "editor": member, "admin": admin}
     for method, template, operation in operations(document):
-        if _is_public(operation):
+        action, path, where = operation[ACTION], _path(template, "ours"), f"{method} {template}"
+        if _is_public(operation) or action in {"session.delete-current", "project.delete"}:
             continue
-        path, where = _path(template, "ours"), f"{method} {template}"
-        action = operation[ACTION]
-        is_in_project = "{project}" in template
         assert await _status(anonymous, method, path) == (401, "auth.token_missing"), where
-
-        status, code = await _status(stranger, method, path)
-        if is_in_project:
-            assert (status, code) == (404, "project.not_found"), where
-        as_member, member_code = await _status(member, method, path)
-        as_viewer, viewer_code = await _status(viewer, method, path)
-        if not is_in_project:
-            assert (status, code) == (as_member, member_code) == (as_viewer, viewer_code), where
-            assert as_member in {200, 403, 404, 422}, where
-            assert method == "get" or as_member in {403, 404}, f"{where}: a member may write outside of its project"
-        elif policy.group(action, in_project=True) in {"govern", "operate"}:
-            assert as_member == as_viewer == 403, where
+        if "{project}" in template:
+            least = LEAST_IN_PROJECT[action]
+            for outsider in (stranger, person):
+                assert await _status(outsider, method, path) == (404, "project.not_found"), where
+            tried = {role: (client, RANK[role] >= RANK[least]) for role, client in ours.items()}
         else:
-            assert as_member not in {401, 403, 500}, where
-            assert member_code != "project.not_found", where
-            is_read = policy.group(action, in_project=True) == "read"
-            assert (as_viewer == 403) != is_read, f"{where}: a viewer gets {as_viewer} {viewer_code}"
-            assert is_read <= (method == "get"), f"{where}: a viewer may change something"
+            least = LEAST_OUTSIDE[action]
+            tried = {role: (client, least == "everybody") for role, client in {**ours, "stranger": stranger}.items()}
+            tried["person"] = (person, least in {"everybody", "person"})
+        tried["operator"] = (operator, True)
+        for role, (client, is_able) in tried.items():
+            status, code = await _status(client, method, path)
+            told = f"{where} as {role}: {status} {code}"
+            if is_able:
+                assert status not in {401, 403, 500} or code == "login.needs_session", told
+                assert code != "project.not_found", told
+            elif "{project}" in template:
+                assert (status, code) == (403, "auth.forbidden"), told
+            else:
+                assert status in {403, 404}, told
 
 
-async def test_walk_every_operation_as_operator(document, operator):
-    for method, template, operation in operations(document):
-        if operation[ACTION] != "project.delete" and not _is_public(operation):
-            as_operator, code = await _status(operator, method, _path(template, "ours"))
-            assert as_operator not in {401, 403, 500}, f"{method} {template}: {as_operator} {code}"
+@pytest.mark.parametrize("kind", ["deletes the project", "signs out"])
+async def test_who_may_do_what_the_walk_leaves_out(kind, anonymous, stranger, person, viewer, member, admin, operator):
+    if kind == "signs out":
+        assert (await anonymous.delete("/v1/sessions/current")).status_code == 401
+        for client in (stranger, viewer, member, admin):
+            assert (await client.delete("/v1/sessions/current")).status_code == 403
+        assert (await person.delete("/v1/sessions/current")).status_code == 204
+        assert (await person.get("/v1/users/current")).status_code == 401
+        return
+    expected = {anonymous: 401, stranger: 404, person: 404, viewer: 403, member: 403, admin: 403, operator: 204}
+    for client, status in expected.items():
+        assert (await client.delete("/v1/projects/ours")).status_code == status
