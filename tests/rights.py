@@ -9,24 +9,25 @@ from __future__ import annotations
 IN_PROJECT: dict[str, str] = {
     # who looks
     "viewer": """
-        address.list address.show audit.list endpoint.decisions endpoint.list endpoint.show firewall.list firewall.show
-        key.list key.show loadbalancer.list loadbalancer.show member.list member.show network.list network.show project.show
-        route.list route.show snapshot.list snapshot.show usage.export usage.list usage.records vm.list vm.log vm.show
-        volume.list volume.show
+        address.list address.show audit.list endpoint.decisions endpoint.list endpoint.revisions endpoint.show
+        firewall.list firewall.show key.list key.show loadbalancer.list loadbalancer.show member.list member.show
+        network.list network.show project.show route.list route.show snapshot.list snapshot.show usage.export
+        usage.list usage.records vm.list vm.log vm.show volume.list volume.show
     """,
     # who also makes, changes and deletes, and gets into machines
     "editor": """
         address.attach address.create address.delete address.detach address.update endpoint.create endpoint.delete
-        endpoint.scale endpoint.update firewall.allow firewall.attach firewall.create firewall.delete firewall.deny
-        firewall.detach firewall.revoke firewall.update key.create key.delete key.update loadbalancer.activate
-        loadbalancer.add loadbalancer.create loadbalancer.delete loadbalancer.drain loadbalancer.eject
-        loadbalancer.remove-backend loadbalancer.update loadbalancer.update-backend network.create network.delete
-        network.update route.create route.delete route.update snapshot.create snapshot.delete snapshot.update vm.connect
-        vm.console vm.create vm.delete vm.resize vm.restart vm.start vm.stop vm.update volume.attach volume.create
-        volume.delete volume.detach volume.grow volume.restore volume.snapshot volume.update
+        endpoint.promote endpoint.rollback endpoint.scale endpoint.update firewall.allow firewall.attach
+        firewall.create firewall.delete firewall.deny firewall.detach firewall.revoke firewall.update key.create
+        key.delete key.update loadbalancer.activate loadbalancer.add loadbalancer.create loadbalancer.delete
+        loadbalancer.drain loadbalancer.eject loadbalancer.eject-by-alerts loadbalancer.remove-backend
+        loadbalancer.update loadbalancer.update-backend network.create network.delete network.update route.create
+        route.delete route.update snapshot.create snapshot.delete snapshot.update vm.connect vm.console vm.create
+        vm.delete vm.resize vm.restart vm.start vm.stop vm.update volume.attach volume.create volume.delete
+        volume.detach volume.grow volume.restore volume.snapshot volume.update
     """,
     # who also says who else may
-    "admin": "member.create member.delete member.update project.rotate-key project.update",
+    "admin": "member.create member.delete member.update project.rotate-key project.update token.create token.delete",
     "operator": "project.delete",
 }
 OUTSIDE: dict[str, str] = {
@@ -36,28 +37,33 @@ OUTSIDE: dict[str, str] = {
     """,
     # everybody who is known; they see what is shared, or of their projects
     "everybody": """
-        event.list image.list image.show model.list model.show operation.list operation.show pool.list pool.show project.list
-        token.current
+        event.list image.list image.show model.list model.show operation.list operation.show pool.list pool.show
+        project.list token.current
     """,
     # people, each their own
     "person": """
-        login.approve login.deny login.show session.delete session.delete-current session.list session.show token.create
-        token.delete token.list token.show user.confirm-totp user.current user.password user.remove-totp user.start-totp
+        login.approve login.deny login.show session.delete session.delete-current session.list session.show
+        token.create token.delete token.list token.show user.confirm-totp user.current user.password user.remove-totp
+        user.start-totp
     """,
     "operator": """
         audit.list-all host.artifact-list host.artifact-upload host.bootstrap-key host.create host.delete host.drain
-        host.inventory host.list host.preflight host.preflight-show host.reboot host.show host.undrain image.create
-        image.delete image.upload incident.list incident.resolve incident.show model.import model.validate
-        placement.explain pool.create pool.delete pool.update price.create price.delete price.list price.show
-        project.create provider.create provider.delete provider.list provider.show provider.update storage_pool.list
-        storage_pool.show tunnel.rotate-keys tunnel.show user.create user.delete user.invite user.list user.show user.update
+        host.inventory host.list host.preflight host.preflight-show host.reboot host.show host.undrain host.update
+        image.create image.delete image.upload incident.list incident.resolve incident.show model.import
+        model.validate placement.explain pool.create pool.delete pool.update price.create price.delete price.list
+        price.show project.create provider.create provider.delete provider.list provider.show provider.update
+        storage_pool.list storage_pool.reclaim storage_pool.show tunnel.rotate-keys tunnel.show user.create
+        user.delete user.invite user.list user.show user.update
     """,
 }
 SOCKETS = frozenset({"vm.console", "vm.connect"})
 """WebSockets, which the OpenAPI document does not know."""
 
+ASKED_BY_HANDLERS = frozenset({"token.create", "token.delete"})
+"""Of a project that stands in the body or the row, not in the path."""
+
 RANK = {"viewer": 1, "editor": 2, "admin": 3, "operator": 4}
-_LOOKING = frozenset({"decisions", "export", "list", "log", "records", "show"})
+_LOOKING = frozenset({"decisions", "export", "list", "log", "records", "revisions", "show"})
 
 
 def _by_action(table: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from importlib import resources
 
 import cedarpy
 
-READS = frozenset({"decisions", "export", "list", "log", "records", "show"})
+READS = frozenset({"decisions", "export", "list", "log", "records", "revisions", "show"})
 """Second words of actions that only look."""
 
 GOVERNS = frozenset(

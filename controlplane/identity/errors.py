@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.errors import BedplateError, Forbidden, Unauthenticated, Unavailable
+from controlplane.core.errors import BedplateError, Forbidden, NotFound, Unauthenticated, Unavailable
 
 
 class TokenMissing(Unauthenticated):
@@ -41,8 +41,15 @@ class SsoRefused(Unauthenticated):
     title = "The sign-in by the provider was refused"
 
 
+class SsoAbsent(NotFound):
+    """No identity provider is set up (`oidc.issuer`): sign in by name and password."""
+
+    code = "auth.sso_absent"
+    title = "No identity provider is set up"
+
+
 class SsoUnavailable(Unavailable):
-    """The identity provider does not answer, or is not set up (`oidc.issuer`); name and password go on working."""
+    """The identity provider does not answer; name and password go on working."""
 
     code = "auth.sso_unavailable"
     title = "The identity provider does not answer"

@@ -191,8 +191,8 @@ async def test_a_provider_that_is_away_is_said_and_passwords_go_on(set_up, opera
 
 async def test_without_a_provider_there_is_none(browser):
     assert (await browser.get("/v1/sessions/methods")).json() == {"sso": None}
-    assert (await browser.get("/v1/sessions/sso/start")).json()["code"] == "auth.sso_unavailable"
-    assert (await browser.get("/v1/sessions/sso/finish")).headers["location"] == "/?refused=auth.sso_unavailable"
+    assert (await browser.get("/v1/sessions/sso/start")).json()["code"] == "auth.sso_absent"
+    assert (await browser.get("/v1/sessions/sso/finish")).headers["location"] == "/?refused=auth.sso_absent"
 
 
 @pytest.mark.parametrize(

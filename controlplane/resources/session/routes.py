@@ -17,7 +17,7 @@ from controlplane.core.errors import FieldError
 from controlplane.core.json import JsonObject
 from controlplane.identity import guessing
 from controlplane.identity import password as passwords
-from controlplane.identity.errors import AddressLocked, SsoRefused, SsoUnavailable
+from controlplane.identity.errors import AddressLocked, SsoAbsent, SsoRefused, SsoUnavailable
 from controlplane.identity.oidc import Provider, new_flow
 from controlplane.identity.service import digest, new_session
 from controlplane.models.session import UserSession
@@ -118,8 +118,9 @@ _TO_CONSOLE: dict[int | str, dict[str, Any]] = {303: {"description": "To the con
     None,
     status=303,
     is_public=True,
-    errors=[SsoUnavailable, AddressLocked],
+    errors=[SsoAbsent, SsoUnavailable, AddressLocked],
     answers=_TO_PROVIDER,
+    response_class=RedirectResponse,
 )
 async def start_sso(call: Call, next_path: Next = "/") -> Response:
     """Sign in by the identity provider: the browser is sent there and comes back."""
@@ -133,12 +134,21 @@ async def start_sso(call: Call, next_path: Next = "/") -> Response:
     return answer
 
 
-@noun.route("GET", "/sso/finish", "finish-sso", None, status=303, is_public=True, answers=_TO_CONSOLE)
+@noun.route(
+    "GET",
+    "/sso/finish",
+    "finish-sso",
+    None,
+    status=303,
+    is_public=True,
+    answers=_TO_CONSOLE,
+    response_class=RedirectResponse,
+)
 async def finish_sso(call: Call, state: State = "", code: Code = "", error: Said = "") -> Response:
     """Where the identity provider sends the browser back to."""
     try:
         answer = await _finished(call, state, code, error)
-    except (SsoRefused, SsoUnavailable, AddressLocked) as refusal:
+    except (SsoRefused, SsoUnavailable, SsoAbsent, AddressLocked) as refusal:
         await call.session.rollback()
         if isinstance(refusal, SsoRefused):
             await cookies.count_failure(call)
@@ -181,12 +191,12 @@ def _seen(call: Call) -> list[ColumnElement[bool]]:
 
 def _provider(call: RequestContext) -> Provider:
     if call.services.oidc is None:
-        raise SsoUnavailable("no identity provider is set up")
+        raise SsoAbsent
     return call.services.oidc
 
 
 async def _finished(call: RequestContext, state: str, code: str, error: str) -> Response:
-    """Signed in by what the provider says; raises SsoRefused, SsoUnavailable, AddressLocked."""
+    """Signed in by what the provider says; raises SsoRefused, SsoUnavailable, SsoAbsent, AddressLocked."""
     await cookies.refuse_address(call)
     provider, settings = _provider(call), call.services.settings.oidc
     flow = sso.opened(call.services.sealer, cookies.flow_of(call.request), state)
