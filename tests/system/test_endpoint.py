@@ -191,6 +191,30 @@ async def test_scaled_to_the_other_host_and_back(deployed: Deployed, endpoint: J
     await until_ready(deployed, replicas=1)
 
 
+async def test_another_shape_is_rolled_out_and_no_request_fails(
+    deployed: Deployed, endpoint: Json, client: openai.AsyncOpenAI
+) -> None:
+    """The new replica takes a share, then all; the old one goes; whoever asks meanwhile is answered each time."""
+    (before,) = endpoint["replicas"]
+    memory = endpoint["wanted"]["memory_bytes"] + (64 << 20)
+    exchange = {"weight": 50, "watch_seconds": 2, "ramp_seconds": 2}
+    update = {"memory_bytes": memory, "rollout": exchange}
+    await deployed.stage.api.call("PATCH", f"{ENDPOINTS}/chat", update)
+    served: set[str] = set()
+    async with asyncio.timeout(240):
+        while True:
+            raw = await client.chat.completions.with_raw_response.create(**{**CHAT, "max_tokens": 1})
+            served.add(raw.headers["x-served-by"])
+            seen = await deployed.stage.api.call("GET", f"{ENDPOINTS}/chat")
+            if seen["rollout"] is None and seen["revision"] > endpoint["revision"]:
+                break
+            await asyncio.sleep(0.2)
+    seen = await until_ready(deployed, replicas=1)
+    (after,) = [replica for replica in seen["replicas"] if replica["state"] == "ready"]
+    assert {before["short_id"], after["short_id"]} <= served
+    assert (after["revision"], seen["wanted"]["memory_bytes"]) == (seen["revision"], memory)
+
+
 async def test_real_embeddings_from_a_vm(deployed: Deployed, client: openai.AsyncOpenAI) -> None:
     """Emulated where no KVM works: a guest boots with engine and weights, serves, comes back when killed, goes when deleted."""
     api, path = deployed.stage.api, f"{ENDPOINTS}/embeddings"
