@@ -29,6 +29,7 @@ def run(face: str, arguments: list[str]) -> int:
         "install": _install,
         "uninstall": _uninstall,
         "supervisor": _supervisor,
+        "storage": _storage,
         "rules-helper": _rules_helper,
         "xts-helper": _xts_helper,
         "version": _version,
@@ -152,6 +153,19 @@ def _supervisor(arguments: list[str]) -> int:
     os.umask(0o022)
     asyncio.run(Init(_paths(options).run).main())
     return 0
+
+
+def _storage(arguments: list[str]) -> int:
+    """The volumes of this host, without service and control plane. 1 where one is not as it should be."""
+    from hostagent.drivers.storage.verify import text, verify
+
+    parser = _parser("storage")
+    parser.add_argument("what", choices=["verify"])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    found = asyncio.run(verify(_paths(options)))
+    print(json.dumps([codec.encode(one) for one in found]) if options.json else text(found))
+    return 1 if any(one.problems for one in found) else 0
 
 
 def _rules_helper(arguments: list[str]) -> int:

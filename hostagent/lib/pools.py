@@ -75,10 +75,14 @@ def declared(paths: Paths) -> tuple[dict[str, Path], tuple[str, ...]]:
 
 
 def place(paths: Paths, kind: Kind, object_id: str, pool: str) -> None:
-    """Where its data will lie, or lies already: that never moves. Raises AgentError `volume.pool_missing` (retryable)."""
+    """Where its data will lie. Raises AgentError `volume.pool_missing` (retryable), and `volume.unsupported` (not retryable)
+    for what lies in another pool already: nothing is moved.
+    """
     link = paths.state / kind / object_id
     if link.is_symlink() or link.exists():
         check(paths, kind, object_id)
+        if (here := pool_of(paths, kind, object_id)) != (pool or PRIMARY):
+            raise AgentError("volume.unsupported", f"{object_id} lies in pool {here} and is not moved", retryable=False)
         return
     if pool in ("", PRIMARY):
         return

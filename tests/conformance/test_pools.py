@@ -111,8 +111,11 @@ async def test_a_volume_lies_in_its_pool_with_its_snapshots_and_waits_for_its_di
 
     disk.mount()
     assert isinstance((await volume.ensure(agent, newer)).result, Succeeded)
+    elsewhere = (await volume.ensure(agent, dataclasses.replace(wanted, generation=generation(3), pool=""))).result
+    assert isinstance(elsewhere, Failed)
+    assert (elsewhere.code, elsewhere.retryable) == ("volume.unsupported", False)
     for kind, object_id in ((volume, "vol_1"), (volume, "vol_2"), (snapshot, "snap_2")):
-        assert isinstance((await kind.purge(agent, Purge(id=object_id, generation=generation(3)))).result, Succeeded)
+        assert isinstance((await kind.purge(agent, Purge(id=object_id, generation=generation(4)))).result, Succeeded)
     assert not [path for path in disk.path.rglob("*") if path.is_file() and path.name != pools.MARK]
     assert not [path for kind in ("volume", "snapshot") for path in (paths.state / kind).iterdir()]
 

@@ -258,10 +258,12 @@ async def test_another_machine_gets_the_export_with_its_own_uid(qsd, plan):
     assert observed.path.stat().st_uid == UID
 
 
-async def test_a_volume_in_use_is_not_removed(qsd, plan):
+async def test_a_volume_in_use_is_not_removed_nor_given_to_another_machine(qsd, plan):
     plan = dataclasses.replace(plan, transport="vhost_user_blk")
     observed = await qsd.apply(plan)
     _, writer = await asyncio.open_unix_connection(observed.path)
+    with pytest.raises(AgentError, match="has not let go"):
+        await qsd.apply(dataclasses.replace(plan, uid=UID + 1, gid=UID + 1))
     with pytest.raises(AgentError) as refused:
         await qsd.remove(VOLUME)
     writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import os
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from hostagent import faces
 from hostagent.drivers.storage import layers, qsd_chain, qsd_data
 from hostagent.drivers.storage.protocol import VolumePlan
 from hostagent.drivers.storage.qsd import QsdStorage
+from hostagent.drivers.storage.verify import verify
 from hostagent.lib import program
 from hostagent.lib.qmp import Qmp, connect
 from hostagent.protocol.errors import AgentError
@@ -201,6 +204,28 @@ async def test_a_snapshot_is_taken_at_once_while_another_one_is_merged(qsd, on_b
 
     assert await holds(on_base, 2, *[1] * 39)
     assert len(layers.read(on_base.directory).layers) == 2
+
+
+async def test_what_verify_says_is_what_the_daemon_does(qsd, on_base, paths, capsys):
+    await qsd.apply(on_base)
+    await qsd.snapshot(on_base, "snap_1", paths.snapshot_directory("snap_1"))
+    (found,) = await verify(paths)
+    assert (found.daemon, found.writes_to, found.problems) == ("serving", "disk.1.qcow2", ())
+    assert (found.pool, found.size_bytes) == ("primary", 8 * MIB)
+
+    written = layers.read(on_base.directory)
+    layers.write(on_base.directory, dataclasses.replace(written, layers=written.layers[:1]))
+    (found,) = await verify(paths)
+    assert found.writes_to == "layer 1"
+    assert found.problems == (
+        "disk.1.qcow2 is no layer of it",
+        "its daemon stands on layers [1, 0], layers.json names [0]",
+    )
+    layers.write(on_base.directory, written)
+    (on_base.directory / "base").unlink()
+    code = await asyncio.to_thread(faces.run, "storage", ["verify", "--root", str(paths.state.parent)])
+    said = capsys.readouterr().out
+    assert (code, "base is missing" in said, VOLUME in said) == (1, True, True)
 
 
 class Killed(BaseException):

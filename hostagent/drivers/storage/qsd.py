@@ -89,7 +89,9 @@ class QsdStorage:
         elif layers.read(plan.directory) is None:  # made before there were layers
             found = dataclasses.replace(found, base_format=plan.base_format if plan.base is not None else "")
             layers.write(plan.directory, found)
-        is_used = is_connected(export_path(plan.run_directory, plan.transport))
+        is_used = is_connected(export_path(plan.run_directory, "vhost_user_blk"))
+        if is_used and plan.is_exported and plan.run_directory.stat().st_uid != plan.uid:
+            raise AgentError("volume.in_use", f"the machine that had {plan.volume.id} before has not let go of it yet")
         if not is_used and (not plan.is_exported or self._is_outdated(plan)):
             await self.stop(plan.volume.id)
         size_bytes = qsd_data.qcow2_size(plan.directory / found.top.file)
