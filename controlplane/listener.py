@@ -89,7 +89,8 @@ def bind(listen: str) -> socket.socket:
     try:
         return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise ListenerRefused(f"cannot listen on {listen}: {error.strerror}") from error
+        words = str(error.strerror).partition(" (while ")[0]  # the library repeats the address there
+        raise ListenerRefused(f"cannot listen on {listen}: {words}") from error
 
 
 def tls_files(settings: TlsSettings) -> TlsFiles | None:

@@ -13,6 +13,7 @@ import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
@@ -85,11 +86,19 @@ def _modules(package: ModuleType) -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
+def help_for(arguments: list[str]) -> str:
+    """The command that lists the options of the one that was given: a noun and its verb are the first two words."""
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments[:2]))
+    return " ".join(["bedplate", *words, "--help"])
+
+
 def main() -> None:
     mount(sys.argv[1:])
     try:
         app(prog_name="bedplate")
     except CommandFailed as failure:
+        if failure.code == "request.invalid" and not failure.hint:
+            failure.hint = help_for(sys.argv[1:])
         failure.tell()
         sys.exit(failure.exit_code)
     except BrokenPipeError:  # `bedplate vm list | head`

@@ -136,9 +136,19 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]
             yield from _flat(value, f"{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             for index, inner in enumerate(value):
-                yield from _flat(inner, f"{name}.{index}.")
+                if {"type", "status", "reason", "message"} <= inner.keys():
+                    yield f"{name}.{inner['type']}", _condition(inner)
+                else:
+                    yield from _flat(inner, f"{name}.{index}.")
         else:
             yield name, _printable(str(value)) if isinstance(value, str) else cell(value)
+
+
+def _condition(item: Mapping[str, Any]) -> str:
+    """`true for 5m`, `false for 3s: vm.no_capacity: None of 2 hosts can take it`."""
+    since = _moment(str(item.get("since") or ""))
+    status = f"{item['status']} for {age(since)}" if since else str(item["status"])
+    return _printable(": ".join(str(part) for part in (status, item["reason"], item["message"]) if part))
 
 
 def _yaml(value: Any) -> str:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +29,7 @@ from provisioning.lab.model import LabError
 from provisioning.lab.network import check_no_gateway
 
 _DEFAULT = Path("/var/lib/bedplate-demo")
+_LOCK_NAME = "\0bedplate-demo"
 
 
 class DemoRuns(RuntimeError):
@@ -55,20 +59,20 @@ async def run(directory: Path, *, once: bool, as_json: bool) -> int:
             else:
                 result |= {"ok": True, **show.result()}
                 code = 0
-        _tell(stage, result, as_json=as_json)
+        _tell(stage, result, once=once, as_json=as_json)
         if code == 0 and not once:
             timeline.say("Everything stays up until Ctrl-C.")
             await stop.wait()
     except (StageFailed, ApiFailed, LabError, OSError) as error:
         result["error"] = str(error)
-        _tell(stage, result, as_json=as_json)
+        _tell(stage, result, once=once, as_json=as_json)
         print(f"bedplate demo: {error}\nThe logs are in {stage.log_directory}.", file=sys.stderr)
     finally:
         await stage.close()
     return code
 
 
-def _tell(stage: Stage, result: dict[str, object], *, as_json: bool) -> None:
+def _tell(stage: Stage, result: dict[str, object], *, once: bool, as_json: bool) -> None:
     timeline = stage.timeline
     print("\nTimeline", file=sys.stderr)
     timeline.print_table()
@@ -84,6 +88,18 @@ def _tell(stage: Stage, result: dict[str, object], *, as_json: bool) -> None:
             file=sys.stderr,
         )
         print(f"Operator token:  {stage.token_file}   remove everything: ./bedplate demo --clean{where}", file=sys.stderr)
+        if not once:
+            _tell_what_to_try(stage)
+
+
+def _tell_what_to_try(stage: Stage) -> None:
+    """Lines to copy, for whoever has logged in."""
+    key = f'KEY=$(./bedplate key create mine); curl {stage.gateway_url}/v1/chat/completions -H "authorization: Bearer $KEY"'
+    body = f"""{{"model": "{showcase.MODEL}", "messages": [{{"role": "user", "content": "Who are you?"}}]}}"""
+    print("Then try:", file=sys.stderr)
+    print(f"  ./bedplate vm ssh first -i {stage.directory}/ssh/id_ed25519", file=sys.stderr)
+    print("  ./bedplate vm create second --image debian-12 --network default", file=sys.stderr)
+    print(f"  {key} -H 'content-type: application/json' -d '{body}'", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,16 +130,31 @@ def main(arguments: list[str] | None = None) -> int:
 def _in_directory(directory: Path, *, once: bool, as_json: bool) -> int:
     """Remove what an ended demo left there, then run; raises DemoRuns rather than ending one that is at work.
 
-    Raises LabError when another's gateway is in this network namespace.
+    Raises LabError when another's gateway is in this network namespace: a lab's, which is no demo.
     """
     if directory.exists():
-        hold(directory).close()
-        if clean(directory, before_a_new_run=True):
+        hold(directory).close()  # of two demos in one directory this says more
+    with hold_network():
+        if directory.exists() and clean(directory, before_a_new_run=True):
             return 1
-    check_no_gateway()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o711)
-    with hold(directory):
-        return asyncio.run(run(directory, once=once, as_json=as_json))
+        check_no_gateway()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o711)
+        with hold(directory):
+            return asyncio.run(run(directory, once=once, as_json=as_json))
+
+
+@contextlib.contextmanager
+def hold_network() -> Iterator[None]:
+    """The only demo in this network namespace from its first moment on; raises DemoRuns. An abstract socket leaves no file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        try:
+            lock.bind(_LOCK_NAME)
+        except OSError:
+            raise DemoRuns(
+                "another demo runs in this network namespace, and two would write the same rules and routes: end that one first"
+                " (Ctrl-C), or start this one in a network namespace of its own"
+            ) from None
+        yield
 
 
 def hold(directory: Path) -> IO[str]:

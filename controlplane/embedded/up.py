@@ -23,6 +23,7 @@ from controlplane.embedded.state import StateDirectory, StateUnusable
 from controlplane.embedded.supervisor import ServiceFailed, Supervisor
 from controlplane.embedded.valkey import ValkeyFailed
 from controlplane.keyfile import KeyFileUnusable, load_sealer
+from controlplane.listener import ListenerRefused, bind
 from controlplane.settings import Settings
 
 _COLOURS = {"ready": 32, "started": 32, "stopped": 90, "was": 31, "ended": 31, "could": 31}
@@ -56,6 +57,15 @@ async def run(deployment: Deployment, *, echo: bool, announce: bool = True) -> N
     finally:
         await rest.stop()
         await base.stop()
+
+
+def check_ports(settings: Settings) -> None:
+    """Raises ListenerRefused where somebody listens already: another Bedplate's answer would pass for our own."""
+    for face, listen in (("API", settings.api.listen), ("GATEWAY", settings.gateway.listen)):
+        try:
+            bind(listen).close()
+        except ListenerRefused as refused:
+            raise ListenerRefused(f"{refused}; BEDPLATE_{face}__LISTEN=HOST:PORT chooses another place") from refused
 
 
 async def _start(deployment: Deployment, base: Supervisor, rest: Supervisor) -> None:
@@ -128,12 +138,13 @@ def main(arguments: list[str] | None = None) -> int:
         state = StateDirectory(path=settings.state_dir.absolute())
         state.prepare()
         with state.lock():
+            check_ports(settings)
             load_sealer(settings)  # makes the master key at the first start
             asyncio.run(run(Deployment(settings=settings, state=state), echo=chosen.verbose))
     except ValidationError as error:
         print(f"the configuration is not valid: {error}", file=sys.stderr)
         return 2
-    except (StateUnusable, KeyFileUnusable, ServiceFailed, PostgresFailed, ValkeyFailed) as error:
+    except (StateUnusable, KeyFileUnusable, ListenerRefused, ServiceFailed, PostgresFailed, ValkeyFailed) as error:
         print(f"bedplate up: {error}", file=sys.stderr)
         return 1
     return 0

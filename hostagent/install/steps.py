@@ -32,6 +32,7 @@ from hostagent.install.layout import (
     modules_text,
     sysctl_text,
 )
+from hostagent.install.unit import restart
 from hostagent.lib import files, hostconfig
 from hostagent.protocol.enrol import Change, InstallPlan
 
@@ -257,7 +258,7 @@ def _systemd(layout: Layout, *, is_new_version: bool) -> Iterator[Step]:
     def act() -> None:
         command("systemctl", "daemon-reload")
         command("systemctl", "enable", "--quiet", SYSTEMD_UNIT)
-        command("systemctl", "restart", SYSTEMD_UNIT)
+        restart(SYSTEMD_UNIT)
 
     action = "change" if is_enabled else "create"
     yield Step(change=Change(kind="unit", subject=SYSTEMD_UNIT, action=action, detail="enabled and started"), act=act)

@@ -42,6 +42,7 @@ HOST_TOML = """\
 cpus = {cores}
 memory_bytes = {memory_bytes}
 data_interface = "{data_interface}"
+public_interface = "{data_interface}"
 """
 
 

@@ -168,7 +168,7 @@ def test_a_file_is_the_body_and_options_win(api, bedplate, tmp_path):
     [
         (["project", "show", "nothing"], 3, ["No such project", "bedplate project list", "project.not_found", "req_"]),
         (["token", "show", "nothing"], 3, ["No such token", "bedplate token list"]),
-        (["project", "create", "UPPER"], 2, ["/name", "request.invalid"]),
+        (["project", "create", "UPPER"], 2, ["/name", "request.invalid", "bedplate project create --help"]),
         (["project", "create", "taken"], 5, ["The name is taken", "project.name_taken"]),
         (["project", "create"], 2, ["/name"]),
         (["project", "list", "--sort", "color"], 2, ["cannot sort by color"]),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from hostagent.drivers.supervisor.fake import FakeSupervisor
 from hostagent.drivers.supervisor.protocol import SupervisorDriver, UnitWanted
 from hostagent.drivers.supervisor.systemd import SystemdSupervisor
+from hostagent.install.commands import CommandFailed, command
+from hostagent.install.unit import restart
 from hostagent.lib.paths import Paths
 from hostagent.lib.wait import until
 from tests.conformance.conftest import Daemon
@@ -91,3 +96,36 @@ async def test_what_a_unit_says_is_appended_to_its_log(supervisor: SupervisorDri
         return log.exists() and log.read_text() == "a word\n"
 
     assert await until(is_there, seconds=20), "also where the directory was not there"
+
+
+SERVICE = """\
+[Service]
+Type=notify
+ExecStart=/bin/sh -c 'echo "cannot reach {reason}" >&2; {then}'
+Restart=always
+RestartSec=1
+"""
+
+
+@pytest.mark.caps("systemd")
+@pytest.mark.parametrize(
+    ("then", "known"), [("exec sleep 600", "activating"), ("exit 3", "ExecMainStatus=3")], ids=["never says it", "ends"]
+)
+def test_a_systemd_service_that_does_not_come_up_is_given_up_in_time_and_says_why(then: str, known: str) -> None:
+    name = f"bedplate-trial{os.getpid()}.service"
+    file = Path("/run/systemd/system") / name
+    reason = f"the moon {uuid.uuid4().hex[:8]}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(SERVICE.format(reason=reason, then=then))
+    try:
+        command("systemctl", "daemon-reload")
+        began = time.monotonic()
+        with pytest.raises(CommandFailed, match=rf"(?s)systemctl restart.*{known}.*cannot reach {reason}"):
+            restart(name, seconds=5)
+        assert time.monotonic() - began < 60
+    finally:
+        command("systemctl", "kill", "--signal=KILL", name, check=False)
+        command("systemctl", "stop", name, check=False)
+        file.unlink()
+        command("systemctl", "daemon-reload")
+        command("systemctl", "reset-failed", name, check=False)

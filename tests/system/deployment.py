@@ -119,16 +119,18 @@ class Deployed:
             await asyncio.sleep(1)
         return found
 
-    async def cli(self, *arguments: str, seconds: float = 90) -> str:
-        """What `bedplate …` prints, as the operator."""
-        environment = base_environment() | {
+    def cli_environment(self) -> dict[str, str]:
+        return base_environment() | {
             "BEDPLATE_URL": self.stage.api_url,
             "BEDPLATE_TOKEN": self.stage.token_file.read_text().strip(),
             "BEDPLATE_PROJECT": showcase.PROJECT,
         }
+
+    async def cli(self, *arguments: str, seconds: float = 90) -> str:
+        """What `bedplate …` prints, as the operator."""
         process = await asyncio.create_subprocess_exec(
             *python("controlplane.cli.main", *arguments),
-            env=environment,
+            env=self.cli_environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

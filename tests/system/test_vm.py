@@ -14,8 +14,10 @@ import pytest_asyncio
 
 from controlplane.embedded import showcase
 from controlplane.embedded.postgres import Postgres
+from controlplane.embedded.services import python
 from tests.system import planted, volumes
 from tests.system.deployment import MIB, VMS, Deployed, Json, deploy, eventually
+from tests.system.terminal import opened
 
 pytestmark = [
     pytest.mark.lab,
@@ -127,6 +129,35 @@ async def test_log_console_and_login_from_outside_through_the_control_plane(depl
     answer = await deployed.cli("vm", "ssh", "web", "-i", str(deployed.key), "-o", "UserKnownHostsFile=/dev/null", "hostname")
     assert answer.split()[-1] == "web"
     await deployed.console(vm, b"\n", b"login:")
+
+
+async def test_a_person_works_at_the_console(deployed: Deployed, vm: Json) -> None:
+    """`bedplate vm console` at a real terminal: the prompt, a login, a command and its output, and the key that leaves."""
+    await deployed.login(vm, f"echo {vm['user']}:typed | sudo -n chpasswd")
+    await asyncio.to_thread(_at_the_console, deployed, vm)
+
+
+def _at_the_console(deployed: Deployed, vm: Json) -> None:
+    with opened(python("controlplane.cli.main", "vm", "console", vm["name"]), deployed.cli_environment()) as terminal:
+        before = terminal.modes()
+        terminal.expect(b"Ctrl-] leaves")
+        terminal.insist(b"\r", b"web login:")
+        assert terminal.modes() != before, "raw: Ctrl-C goes to the guest"
+        terminal.type(vm["user"].encode() + b"\r")
+        terminal.expect(b"Password:")
+        terminal.type(b"typed\r")
+        terminal.insist(b"\r", b"web:~$ ")
+        terminal.type(b"echo $((6 * 7))-$(hostname); sed -u s/^/said-/\r")
+        terminal.expect(b"42-web\r")
+        terminal.insist(b"it\r", b"said-it")
+        terminal.type(b"\x03")
+        terminal.expect(b"web:~$ ")
+        terminal.type(b"exit\r")
+        terminal.expect(b"logout")
+        terminal.insist(b"\r", b"web login:")
+        terminal.type(b"\x1d")
+        assert terminal.process.wait(20) == 0
+        assert terminal.modes() == before, "as it was found"
 
 
 async def _answers(deployed: Deployed) -> None:

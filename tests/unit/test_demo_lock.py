@@ -77,3 +77,14 @@ def test_a_second_demo_in_a_network_namespace_is_refused_at_once(tmp_path: Path)
     assert done.returncode == 1
     assert "another demo or lab has its gateway in this network namespace" in done.stderr
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.caps("root", "netns")
+def test_of_two_demos_started_together_one_runs(tmp_path: Path) -> None:
+    """The second is refused from the first one's first moment, long before there is a gateway."""
+    with namespaces.own(), demo.hold_network():
+        argv = [sys.executable, "-m", "controlplane.embedded.demo", "--once", "--state", str(tmp_path / "demo")]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "another demo runs in this network namespace" in done.stderr
+    assert not (tmp_path / "demo").exists()

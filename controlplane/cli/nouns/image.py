@@ -13,7 +13,6 @@ from controlplane.cli import spec
 from controlplane.cli.errors import CommandFailed, Exit
 from controlplane.cli.noun import File, Noun, Output, Timeout, Waiting
 from controlplane.cli.output import Format, say, show_one
-from controlplane.cli.wait import seconds_of
 
 if TYPE_CHECKING:
     from controlplane.cli.client import Client
@@ -45,6 +44,7 @@ def import_image(
 ) -> None:
     """Make an image of a directory, whose files are uploaded, of a manifest by URL, or of one in FILE whose files have URLs."""
     from controlplane.cli.client import Client
+    from controlplane.cli.wait import seconds_of
 
     if sum(source is not None for source in (directory, url, file)) != 1:
         raise CommandFailed("give a directory, --url or --file", exit_code=Exit.USAGE)
