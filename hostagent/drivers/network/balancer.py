@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hostagent.drivers.network.balancer_buckets import Table
 from hostagent.drivers.network.balancer_health import ServiceHealth
+from hostagent.drivers.network.balancer_late import late_part
 from hostagent.drivers.network.balancer_learning import Learning
 from hostagent.drivers.network.balancer_long import Offload
 from hostagent.drivers.network.balancer_memory import BalancerMemory
@@ -44,6 +45,7 @@ RETRY_SECONDS = 1.0
 SHARED = "balancer"
 OFFLOAD = f"{SHARED}/offload"
 WAYS = f"{SHARED}/ways"
+LATE = f"{SHARED}/late"
 
 
 class Written(NamedTuple):
@@ -238,6 +240,8 @@ class Balancers(Learning):
                 parts[shared] = guard_part(service.guard)
             if has_ways(service.wanted) and WAYS not in self._shared:
                 parts[WAYS] = ways_part()
+            if class_of(service.wanted) and LATE not in self._shared:
+                parts[LATE] = late_part()
         if parts and SHARED not in self._shared:
             parts[SHARED] = shared_part(offloads=bool(self.uplinks))
             parts |= {OFFLOAD: offload_part(self.uplinks)} if self.uplinks else {}
@@ -258,6 +262,7 @@ class Balancers(Learning):
         """Shared parts that no service stands on any more."""
         used = {f"{SHARED}/{guard.name}" for guard, services in self._guards.items() if services > 0}
         used |= {WAYS} if any(has_ways(service.wanted) for service in self.services.values()) else set()
+        used |= {LATE} if any(class_of(service.wanted) for service in self.services.values()) else set()
         return self._shared - used - ({SHARED, OFFLOAD} if self.services else set())
 
     def _after(self, service: Service, before: Written, learnt: tuple[str, float] | None) -> None:

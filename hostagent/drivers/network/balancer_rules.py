@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hostagent.drivers.network.balancer_buckets import BUCKETS, SEED, Table, moved
 from hostagent.drivers.network.protocol import MadeElements, RuleChange, RulePart, SetSpec
-from hostagent.drivers.network.table import MARK_BACKEND_MASK, MARK_EDGE_SHIFT, MARK_OWN_WAY, WAY_LINKS
+from hostagent.drivers.network.table import MARK_BACKEND_MASK, MARK_EDGE_SHIFT, MARK_OWN_WAY, MARK_REVERSED, WAY_LINKS
 from hostagent.protocol.network import BackendWanted, LoadBalancerWanted
 
 Family = int  # 4 or 6
@@ -188,9 +188,14 @@ def ways_part() -> RulePart:
 
     What this host itself sends to its own balancer has chosen its way before it is translated: it is masqueraded.
     """
+    there = f"meta mark set {MARK_OWN_WAY << MARK_EDGE_SHIFT:#x}"
+    forwards = f"ct mark & {0xFFFF_FFFF ^ MARK_REVERSED:#x}"
     return RulePart(
         chains={
-            "way_balancer": (f"ct direction original ct mark @lb_ways meta mark set {MARK_OWN_WAY << MARK_EDGE_SHIFT:#x}",),
+            "way_balancer": (
+                f"ct direction original ct mark @lb_ways {there} return",
+                f"ct direction reply ct mark & {MARK_REVERSED:#x} != 0 {forwards} @lb_ways {there}",
+            ),
             "srcnat_way": (f"oifname != {WAY_LINKS} ct mark @lb_ways masquerade",),
         },
         sets={"lb_ways": SetSpec(declaration="type mark;", key=("mark",))},

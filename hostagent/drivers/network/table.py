@@ -9,15 +9,16 @@ and a policy of drop would drop in that moment. Sources: nft(8); Linux, net/netf
 |---|---|---|---|
 | prerouting | c_early | raw −300 | early_machine (from machines' links) |
 | prerouting | c_mangle | mangle −150 | mangle_tunnel |
-| prerouting | c_dstnat | dstnat −100 | dstnat_address, dstnat_balancer |
+| prerouting | c_dstnat | dstnat −100 | dstnat_late, dstnat_address, dstnat_balancer |
 | prerouting | c_way | −90 | way_balancer |
 | output | c_mark (type route) | mangle −150 | mark_tunnel |
 | output | c_output_nat | −100 | dstnat_address, dstnat_balancer |
 | input | c_input | filter 0 | input_balancer, input_tunnel, input_machine |
-| forward | c_forward | filter 0 | forward_balancer, forward_offload, forward_mtu, forward_tunnel, forward_machine |
+| forward | c_forward | filter 0 | forward_balancer, …_late, …_offload, …_mtu, …_tunnel, …_machine |
+| forward | c_late | 10 | late_balancer |
 | output | c_output | filter 0 | output_balancer |
 | postrouting | c_post_mangle | mangle −150 | post_tunnel |
-| postrouting | c_srcnat | srcnat 100 | srcnat_address, srcnat_way, srcnat_balancer, srcnat_machine |
+| postrouting | c_srcnat | srcnat 100 | srcnat_late, srcnat_address, srcnat_way, srcnat_balancer, srcnat_machine |
 | input (arp) | a_input | filter 0 | a_machine |
 
 Packets of established flows go to forward_offload and are accepted there: at once when both ends have spoken (assured), else
@@ -44,6 +45,7 @@ MARK_BACKEND_SHIFT, MARK_BACKEND_MASK = 0, 0x0000_FFFF
 MARK_EDGE_SHIFT, MARK_EDGE_MASK = 16, 0x00FF_0000
 MARK_CLASS_SHIFT, MARK_CLASS_MASK = 24, 0x0F00_0000
 MARK_FREE_MASK = 0xF000_0000
+MARK_REVERSED = 0x0400_0000  # class bit: this flow was begun by a backend that spoke after its own had been forgotten
 MARK_OWN_WAY = 255  # among the numbers of edges: what this host, itself an edge, sends by its ways
 
 
@@ -63,7 +65,7 @@ _ASSURED, _KNOWN = "ct status assured", "ct state established,related"
 BASE_CHAINS: dict[str, tuple[str, str, str, tuple[Step, ...]]] = {
     "c_early": ("filter", "prerouting", "raw", (Step("early_machine", f"iifname {LINKS} jump early_machine"),)),
     "c_mangle": ("filter", "prerouting", "mangle", (Step("mangle_tunnel"),)),
-    "c_dstnat": ("nat", "prerouting", "dstnat", (Step("dstnat_address"), Step("dstnat_balancer"))),
+    "c_dstnat": ("nat", "prerouting", "dstnat", (Step("dstnat_late"), Step("dstnat_address"), Step("dstnat_balancer"))),
     "c_way": ("filter", "prerouting", "-90", (Step("way_balancer"),)),
     "c_mark": ("route", "output", "mangle", (Step("mark_tunnel"),)),
     "c_output_nat": ("nat", "output", "-100", (Step("dstnat_address"), Step("dstnat_balancer"))),
@@ -74,6 +76,7 @@ BASE_CHAINS: dict[str, tuple[str, str, str, tuple[Step, ...]]] = {
         "filter",
         (
             Step("forward_balancer", "ct mark != 0 jump forward_balancer"),
+            Step("forward_late"),
             Step("forward_offload", f"{_ASSURED} goto forward_offload", f"{_ASSURED} accept"),
             Step("forward_mtu"),
             Step("forward_offload", f"{_KNOWN} goto forward_offload", f"{_KNOWN} accept"),
@@ -81,13 +84,14 @@ BASE_CHAINS: dict[str, tuple[str, str, str, tuple[Step, ...]]] = {
             Step("forward_machine"),
         ),
     ),
+    "c_late": ("filter", "forward", "10", (Step("late_balancer"),)),
     "c_output": ("filter", "output", "filter", (Step("output_balancer"),)),
     "c_post_mangle": ("filter", "postrouting", "mangle", (Step("post_tunnel"),)),
     "c_srcnat": (
         "nat",
         "postrouting",
         "srcnat",
-        (Step("srcnat_address"), Step("srcnat_way"), Step("srcnat_balancer"), Step("srcnat_machine")),
+        (Step("srcnat_late"), Step("srcnat_address"), Step("srcnat_way"), Step("srcnat_balancer"), Step("srcnat_machine")),
     ),
     "a_input": ("filter", "input", "filter", (Step("a_machine"),)),
 }
