@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from controlplane.core.clock import ManualClock
 from controlplane.core.pace import Pace
 from controlplane.kernel import service as kernel
+from controlplane.kernel.harness import Harness, Scenario
+from controlplane.kernel.world import World
 from controlplane.models.image import Image
 from controlplane.resources.image import queries, service
 from controlplane.resources.image.schemas import ImageManifest
@@ -29,7 +31,7 @@ async def fleet(database_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-async def make(fleet: Fleet, site: Site, *, wrong: str = "") -> str:
+async def make(fleet: Fleet, site: Site, *, wrong: str = "", name: str = "far") -> str:
     """An image of three files that the site has; `wrong`: the one that another digest is given for."""
     site.files = {"root.raw": os.urandom(3 * MIB), "vmlinuz": b"a kernel", "initramfs": b"an initramfs"}
     files = [
@@ -42,7 +44,7 @@ async def make(fleet: Fleet, site: Site, *, wrong: str = "") -> str:
         for name, content in site.files.items()
     ]
     boot = {"kind": "kernel", "kernel_file": "vmlinuz", "initramfs_file": "initramfs", "cmdline": "quiet"}
-    words = {"name": "far", "architecture": "x86_64", "root_file": "root.raw", "min_disk_bytes": 4 * MIB}
+    words = {"name": name, "architecture": "x86_64", "root_file": "root.raw", "min_disk_bytes": 4 * MIB}
     manifest = ImageManifest.model_validate(words | {"boot": boot, "files": files})
     async with fleet.database.session() as session:
         return (await service.create(session, manifest)).id
@@ -140,3 +142,28 @@ async def test_a_limit_is_shared_and_holds() -> None:
     await pace.spend(MIB // 4)
     await pace.spend(MIB)
     assert sum(slept) == pytest.approx(11, abs=0.3), "an idle hour is not saved up"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_fetching_under_every_fault(fleet: Fleet, site: Site) -> None:
+    """It ends whole or is gone, and nothing half-fetched stays."""
+    store = ImageStore(fleet.world.settings.state_dir)
+    kept = {path.name for path in store.directory.iterdir()}
+
+    async def make_one(world: World[Any], number: int) -> str:
+        del world
+        site.cuts = 1
+        return await make(fleet, site, name=f"far-{number}")
+
+    async def leftovers(world: World[Any], subject: str) -> Sequence[str]:
+        del world
+        image = await shown(fleet, subject)
+        if image is not None:
+            if image.state != "available":
+                return [f"{subject} {image.state}"]
+            kept.update(file.sha256 for file in image.files)
+        return sorted({path.name for path in store.directory.iterdir()} - kept)
+
+    scenario = Scenario(registry=fleet.registry, program="image", make=make_one, leftovers=leftovers)
+    assert await Harness(fleet.world, scenario).run(stride=3) > 3

@@ -401,7 +401,8 @@ async def test_volume_under_every_fault(fleet: Fleet) -> None:
 
     async def leftovers(world: World[Any], subject: str) -> Sequence[str]:
         del world, subject
-        left = [f"{await count(fleet, Volume, VolumeKey, VolumeKeyUse)} rows"] if await count(fleet, Volume, VolumeKey) else []
+        rows = await count(fleet, Volume, VolumeKey, VolumeKeyUse, StorageLayer, StorageLayerUse)
+        left = [f"{rows} rows"] if rows else []
         return left + await fleet.on_hosts() + ([f"{held} bytes reserved"] if (held := await reserved(fleet)) else [])
 
     scenario = Scenario(registry=fleet.registry, program="volume", make=make, leftovers=leftovers)
