@@ -2,7 +2,7 @@
 
 The agent's table with firewalls, limits, counters and 1,000 services, beside a bare jhash map, HAProxy (TCP) and nginx (stream) of
 the distribution, in network namespaces, in turns. CPU is that of all processes that take part, kernel work included, less the same
-over the direct path; it repeats on a busy machine, where the whole machine's would not. Medians of the turns.
+over the direct path in the same turn; it repeats on a busy machine, where the whole machine's would not. Medians of the turns.
 """
 
 from __future__ import annotations
@@ -33,54 +33,10 @@ from tests.bench.loadbalancer_edge import (
 from tests.bench.loadbalancer_memory import resident_mib
 from tests.bench.loadbalancer_probes import sustained
 from tests.bench.loadbalancer_request import request_failover
-from tests.bench.loadbalancer_stage import Stage, row, staged
+from tests.bench.loadbalancer_stage import Stage, added, in_turns, median, row, staged
 
 MODES = ("direct", "bare", "ours", "haproxy", "nginx")
-
-
-def costs(stage: Stage, *, count: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Median CPU (µs) and latency (µs) of a connection by path, the paths in turns."""
-    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    for number in range(rounds):
-        for mode in MODES if number % 2 else reversed(MODES):
-            host, port = stage.paths()[mode]
-            stage.forget_flows()
-            before = stage.cpu()
-            answer = stage.load.ask("connections", host=host, port=port, count=count)
-            found[mode].append({**answer, "cpu_us": (stage.cpu() - before) / 1000 / count})
-    return {
-        mode: {key: statistics.median(one[key] for one in runs) for key in ("cpu_us", "p50_us", "p99_us")}
-        for mode, runs in found.items()
-    }
-
-
-def paced(stage: Stage, *, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
-    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    for number in range(rounds):
-        for mode in MODES if number % 2 else reversed(MODES):
-            host, port = stage.paths()[mode]
-            stage.forget_flows()
-            found[mode].append(stage.load.ask("paced", host=host, port=port, rate=1000, seconds=seconds))
-    return {
-        mode: {key: statistics.median(one[key] for one in runs) for key in ("p50_us", "p99_us", "failed")}
-        for mode, runs in found.items()
-    }
-
-
-def streams(stage: Stage, *, size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """CPU seconds a GB and GB a second of one long flow."""
-    found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
-    for _ in range(rounds):
-        for mode in MODES:
-            host, port = stage.paths()[mode]
-            stage.forget_flows()
-            before = stage.cpu()
-            answer = stage.load.ask("stream", host=host, port=port, size=size)
-            found[mode].append(((stage.cpu() - before) / 1e9 / (size / 1e9), size / 1e9 / answer["seconds"]))
-    return {
-        mode: {"cpu": statistics.median(c for c, _ in runs), "rate": statistics.median(r for _, r in runs)}
-        for mode, runs in found.items()
-    }
+Found = dict[str, list[dict[str, float]]]
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -95,8 +51,8 @@ def measure_paths() -> list[dict[str, Any]]:
         edge = Edge(directory)
         try:
             await edge.start()
-            rows = pace_rows(paced(stage, seconds=3, rounds=3))
-            return [*rows, *cost_rows(costs(stage, count=1000, rounds=5))]
+            rows = pace_rows(in_turns(stage, MODES, 5, {"do": "paced", "rate": 1000, "seconds": 2}))
+            return [*rows, *cost_rows(in_turns(stage, MODES, 21, {"do": "connections", "count": 300}), 300)]
         finally:
             await edge.close()
 
@@ -105,7 +61,7 @@ def measure_paths() -> list[dict[str, Any]]:
 
 
 def measure(*, is_quick: bool) -> list[dict[str, Any]]:
-    rounds, count, turns = (2, 300, 20) if is_quick else (7, 2000, 200)
+    rounds, count, turns = (2, 100, 20) if is_quick else (31, 400, 200)
     request = request_failover(seconds=1 if is_quick else 3, rounds=1 if is_quick else 3)
     with staged() as stage, tempfile.TemporaryDirectory(prefix="bedplate-bench-") as directory:
         rows = asyncio.run(_measure(stage, Path(directory), rounds, count, turns))
@@ -120,9 +76,10 @@ async def _measure(stage: Stage, directory: Path, rounds: int, count: int, turns
     ip("route", "add", "10.120.1.0/24", "dev", "c0")  # where nobody answers
     try:
         loaded = await edge.start()
-        rows = cost_rows(costs(stage, count=count, rounds=rounds))
-        rows += pace_rows(paced(stage, seconds=count / 400, rounds=max(2, rounds // 2)))
-        rows += stream_rows(streams(stage, size=count * 250_000, rounds=max(2, rounds // 3)))
+        rows = cost_rows(in_turns(stage, MODES, rounds, {"do": "connections", "count": count}), count)
+        rows += pace_rows(in_turns(stage, MODES, max(2, rounds // 6), {"do": "paced", "rate": 1000, "seconds": count / 200}))
+        size = count * 625_000
+        rows += stream_rows(in_turns(stage, MODES, max(2, rounds // 6), {"do": "stream", "size": size}), size)
         rows += time_rows("backend_swap", await swaps(edge, turns))
         rows += time_rows("failover_process", await process_ends(edge, turns // 2), median="failover_process_ms")
         rows += time_rows("element_1000th", await elements(edge, turns))
@@ -138,30 +95,32 @@ async def _measure(stage: Stage, directory: Path, rounds: int, count: int, turns
     return rows
 
 
-def cost_rows(cost: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    added = {mode: {key: cost[mode][key] - cost["direct"][key] for key in ("cpu_us", "p50_us", "p99_us")} for mode in MODES}
-    ours = added["ours"]
-    rows = [row("added_cpu_us_per_connection", ours["cpu_us"], "µs", "bare map", added["bare"]["cpu_us"])]
-    rows += [row(f"added_cpu_vs_{peer}", ours["cpu_us"], "µs", peer, added[peer]["cpu_us"]) for peer in ("haproxy", "nginx")]
+def cost_rows(found: Found, count: int) -> list[dict[str, Any]]:
+    cpu = {mode: added(found, mode, "cpu") / 1000 / count for mode in MODES}
+    rows = [row("added_cpu_us_per_connection", cpu["ours"], "µs", "bare map", cpu["bare"])]
+    rows.append(row("cpu_us_per_connection_direct", median(found, "direct", "cpu") / 1000 / count, "µs"))
+    rows += [row(f"added_cpu_vs_{peer}", cpu["ours"], "µs", peer, cpu[peer]) for peer in ("haproxy", "nginx")]
     for key in ("p50_us", "p99_us"):
-        name = f"added_latency_{key.removesuffix('_us')}_vs"
-        rows += [row(f"{name}_{peer}", ours[key], "µs", peer, added[peer][key]) for peer in ("haproxy", "nginx", "bare")]
+        name, ours = f"added_latency_{key.removesuffix('_us')}_vs", added(found, "ours", key)
+        rows += [row(f"{name}_{peer}", ours, "µs", peer, added(found, peer, key)) for peer in ("haproxy", "nginx", "bare")]
     return rows
 
 
-def pace_rows(found: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    ms = {mode: found[mode]["p99_us"] / 1000 for mode in MODES}
+def pace_rows(found: Found) -> list[dict[str, Any]]:
+    ms = {mode: median(found, mode, "p99_us") / 1000 for mode in MODES}
     rows = [row("p99_ms_at_1000_rps", ms["ours"], "ms", "direct", ms["direct"])]
     rows += [row(f"p99_at_1000_rps_vs_{peer}", ms["ours"], "ms", peer, ms[peer]) for peer in ("nginx", "haproxy", "bare")]
-    rows.append(row("failed_at_1000_rps", found["ours"]["failed"], "requests"))
+    rows.append(row("failed_at_1000_rps", sum(one["failed"] for one in found["ours"]), "requests"))
     return rows
 
 
-def stream_rows(long: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+def stream_rows(found: Found, size: int) -> list[dict[str, Any]]:
     rows = []
+    cpu = {mode: median(found, mode, "cpu") / size for mode in MODES}  # nanoseconds a byte: seconds a GB
+    rate = {mode: size / 1e9 / median(found, mode, "seconds") for mode in MODES}
     for peer in ("direct", "haproxy", "nginx"):
-        rows.append(row(f"cpu_seconds_per_gb_vs_{peer}", long["ours"]["cpu"], "s/GB", peer, long[peer]["cpu"]))
-        rows.append(row(f"stream_gb_per_second_vs_{peer}", long["ours"]["rate"], "GB/s", peer, long[peer]["rate"]))
+        rows.append(row(f"cpu_seconds_per_gb_vs_{peer}", cpu["ours"], "s/GB", peer, cpu[peer]))
+        rows.append(row(f"stream_gb_per_second_vs_{peer}", rate["ours"], "GB/s", peer, rate[peer]))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 An emulated server (see `provisioning.lab.metal`) is started, as neither IPVS nor flowtables are in every kernel; there this runs
 again with `--here`. Namespaces are client, balancers side by side, and backends. IPVS is `mh` by source address and port, with NAT
-and nothing else; ours has a hundred services, limits, counters, a policy and firewalls. Emulated, only the ratios mean anything.
+and nothing else; ours has a thousand services, limits, counters, a policy and firewalls. Emulated, only the ratios mean anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,21 @@ from hostagent.drivers.network.nfnetlink import NETLINK_NETFILTER, NLM_F_ACK, NL
 from tests import namespaces
 from tests.agent.balancing import Place, ip, sysctl
 from tests.bench.loadbalancer_edge import Edge, firewall_parts, service
-from tests.bench.loadbalancer_stage import BACKENDS, BARE, OURS, PORT, Stage, backend, kernel_threads, row
+from tests.bench.loadbalancer_stage import (
+    BACKENDS,
+    BARE,
+    OURS,
+    PORT,
+    Stage,
+    added,
+    backend,
+    in_turns,
+    kernel_threads,
+    median,
+    row,
+)
 
-SERVICES = 100
+SERVICES = 1000
 MODES = ("direct", "ipvs", "ours")
 IPVS = f"""
 from socket import IPPROTO_TCP
@@ -78,46 +89,29 @@ class KernelStage(Stage):
         return {"direct": (backend(0, 1), PORT), "ipvs": (BARE, 443), "ours": (OURS, 443)}
 
 
-def rounds_of(
-    stage: Stage, order: dict[str, Any], unit: float, rounds: int, modes: tuple[str, ...] = MODES
-) -> dict[str, float]:
-    """Median CPU seconds by path for `unit` (connections, or gigabytes) of what is ordered, the paths in turns."""
-    found: dict[str, list[float]] = {mode: [] for mode in modes}
-    for number in range(rounds + 1):
-        for mode in modes if number % 2 else reversed(modes):
-            host, port = stage.paths()[mode]
-            stage.forget_flows()
-            before = stage.cpu()
-            stage.load.ask(host=host, port=port, **order)
-            if number:  # the first round warms
-                found[mode].append((stage.cpu() - before) / 1e9 / unit)
-    return {mode: statistics.median(runs) for mode, runs in found.items()}
-
-
 async def measure(stage: Stage, *, is_quick: bool) -> list[dict[str, Any]]:
-    rounds, count, size = (1, 50, 16 << 20) if is_quick else (7, 300, 192 << 20)
+    rounds, count, size = (1, 50, 16 << 20) if is_quick else (21, 100, 64 << 20)
     connections, stream = {"do": "connections", "count": count}, {"do": "stream", "size": size}
-    async with running(()):
-        short = await asyncio.to_thread(rounds_of, stage, connections, count / 1e6, rounds)
-        long = await asyncio.to_thread(rounds_of, stage, stream, size / 1e9, rounds)
     uplinks = ("c0", *(f"data{index}" for index in range(1, BACKENDS + 1)))
-    async with running(uplinks):
-        quick = await asyncio.to_thread(rounds_of, stage, connections, count / 1e6, rounds)
-        fast = await asyncio.to_thread(rounds_of, stage, stream, size / 1e9, rounds)
-    rows = [
-        row("cpu_us_per_connection", short["ours"], "µs", "IPVS mh", short["ipvs"]),
-        row("cpu_us_per_connection_direct", short["direct"], "µs"),
-        row("added_cpu_us_per_connection", short["ours"] - short["direct"], "µs", "IPVS mh", short["ipvs"] - short["direct"]),
-        row("cpu_us_per_connection_flowtable", quick["ours"], "µs", "IPVS mh", quick["ipvs"]),
-    ]
-    for name, found in (("", long), ("_flowtable", fast)):
-        rows.append(row(f"cpu_seconds_per_gb{name}", found["ours"], "s/GB", "IPVS mh", found["ipvs"]))
-        added = (found[mode] - found["direct"] for mode in ("ours", "ipvs"))
-        rows.append(row(f"added_cpu_seconds_per_gb{name}", next(added), "s/GB", "IPVS mh", next(added)))
-    rows.append(
-        row("added_cpu_flowtable_vs_rules", fast["ours"] - fast["direct"], "s/GB", "rules", long["ours"] - long["direct"])
-    )
+    rows = []
+    for name, links in (("", ()), ("_flowtable", uplinks)):
+        async with running(links):
+            short = await asyncio.to_thread(in_turns, stage, MODES, rounds, connections)
+            long = await asyncio.to_thread(in_turns, stage, MODES, rounds, stream)
+        rows += compared(f"cpu_us_per_connection{name}", "µs", short, count * 1000)
+        rows += compared(f"cpu_seconds_per_gb{name}", "s/GB", long, size)  # nanoseconds a byte
     return rows
+
+
+def compared(name: str, unit: str, found: dict[str, list[dict[str, float]]], divisor: int) -> list[dict[str, Any]]:
+    """All of it (which is what a packet's senders and receivers pay, too), the part that was added, the direct path's."""
+    whole = {mode: median(found, mode, "cpu") / divisor for mode in MODES}
+    more = {mode: added(found, mode, "cpu") / divisor for mode in MODES}
+    return [
+        row(name, whole["ours"], unit, "IPVS mh", whole["ipvs"]),
+        row(f"added_{name}", more["ours"], unit, "IPVS mh", more["ipvs"]),
+        row(f"{name}_direct", whole["direct"], unit),
+    ]
 
 
 @contextlib.asynccontextmanager

@@ -10,11 +10,12 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,32 @@ class Stage:
         for place in (self.client, self.servers, self.plain, self.bare):
             place.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def in_turns(stage: Stage, modes: Sequence[str], rounds: int, order: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """What is ordered, over each path in turns, short ones: what else the machine does meanwhile is then in all of them alike.
+
+    Answers what the client found, with the CPU that everybody used in nanoseconds as `cpu`.
+    """
+    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
+    for number in range(rounds + 1):
+        for mode in modes if number % 2 else tuple(reversed(modes)):
+            host, port = stage.paths()[mode]
+            stage.forget_flows()
+            before = stage.cpu()
+            answer = stage.load.ask(host=host, port=port, **order)
+            if number:  # the first round warms
+                found[mode].append({**answer, "cpu": stage.cpu() - before})
+    return found
+
+
+def added(found: dict[str, list[dict[str, float]]], mode: str, key: str) -> float:
+    """Median of what a path has more than the direct one in the same round."""
+    return statistics.median(one[key] - direct[key] for one, direct in zip(found[mode], found["direct"], strict=True))
+
+
+def median(found: dict[str, list[dict[str, float]]], mode: str, key: str) -> float:
+    return statistics.median(one[key] for one in found[mode])
 
 
 def nic(index: int) -> str:
