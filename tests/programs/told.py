@@ -21,13 +21,15 @@ KINDS = frozenset({"policy", "firewall", "address", "loadbalancer", "notices", "
 class ToldHost:
     """Stands before a FakeHost and answers for the kinds of the network. `requests` is every verb in its order.
 
-    `answers`: what to answer instead, by kind; `details`, `traffic`: what `observe` says, by id.
+    `answers`: what to answer instead, by kind; `refusals`: likewise, of what it does not begin; `details`, `traffic`: what
+    `observe` says, by id.
     """
 
     host: FakeHost
     documents: dict[tuple[str, str], Any] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     answers: dict[str, Running | Failed] = field(default_factory=dict)
+    refusals: dict[str, AgentError] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     traffic: dict[str, tuple[BackendTraffic, ...]] = field(default_factory=dict)
 
@@ -57,6 +59,8 @@ class ToldHost:
         known = self.documents.get((kind, document.id))
         if known is not None and known.generation > document.generation:
             raise AgentError("generation.stale", "an older generation", retryable=False)
+        if verb == "ensure" and kind in self.refusals:
+            raise self.refusals[kind]
         if verb == "ensure" and kind in self.answers:
             return Outcome(result=self.answers[kind])
         if verb == "ensure":

@@ -136,10 +136,6 @@ class ShownLoadbalancer:
         else:
             words = "No backend is up: new flows are refused at once." if self.machines else "It has no backends."
             said.append(Said(type="Ready", status="false", reason="loadbalancer.no_backend_up", message=words))
-        for edge in self.carried_by:
-            if refused := edge.detail.get("probes_refused"):
-                words = f"{edge.host} probes as much as it can: {refused} probes are not made."
-                said.append(Said(type="Probed", status="false", reason="loadbalancer.probes_refused", message=words))
         return said
 
 

@@ -79,7 +79,7 @@ def _listed(element: bytes) -> bytes:
     return _element_head(len(element)) + element
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def _data(types: tuple[FieldType, ...], value: str) -> bytes:
     return nested(ELEM_DATA, attribute(DATA_VALUE, _range(types, value)[0]))
 
@@ -94,7 +94,7 @@ def _range(types: tuple[FieldType, ...], words: str) -> tuple[bytes, bytes]:
     return head[0] + tail[0] + padding, head[1] + tail[1] + padding
 
 
-@lru_cache(maxsize=1024)  # a bucket swap says the same address, protocol and port 126 times
+@lru_cache(maxsize=64)  # a bucket swap says the same address, protocol and port 126 times
 def _joined(types: tuple[FieldType, ...], words: str) -> tuple[bytes, bytes]:
     fields = words.split(" . ")
     if len(fields) != len(types):
@@ -108,7 +108,7 @@ def _joined(types: tuple[FieldType, ...], words: str) -> tuple[bytes, bytes]:
     return first, last
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)  # the numbers of all buckets, and what stands before them
 def field(kind: FieldType, words: str) -> tuple[bytes, bytes]:
     """First and last of the values that the words mean, which are mostly one. Raises Unsupported."""
     try:
