@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from hostagent.drivers.network.balancer_health import Facts
 from hostagent.drivers.network.balancer_rules import FAMILIES, Family
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 CONFIRM_MS = 100
 DEFAULT_PROBE = ProbeWanted(kind="tcp", timeout_ms=CONFIRM_MS)
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
 
 class Learning:
     """`services` by id; `prober` asks for their targets."""
@@ -31,8 +35,8 @@ class Learning:
     def __init__(self) -> None:
         self.services: dict[str, Service] = {}
         self.prober = Prober(self._probed)
-        self._by_target: dict[Target, set[str]] = {}
-        self._by_nic: dict[str, set[tuple[str, str]]] = {}
+        self._by_target: dict[Target, tuple[str, ...]] = {}
+        self._by_nic: dict[str, tuple[tuple[str, str], ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _learn(self, service_id: str, kind: str, at: float | None = None) -> None:
@@ -42,18 +46,16 @@ class Learning:
     def _index(self, service: Service) -> None:
         service.targets = targets_of(service.wanted)
         for target in service.targets:
-            self._by_target.setdefault(target, set()).add(service.wanted.id)
+            _enter(self._by_target, target, service.wanted.id)
         for backend in service.wanted.backends:
             if backend.nic_id and backend.state != "removed":
-                self._by_nic.setdefault(backend.nic_id, set()).add((service.wanted.id, backend.id))
+                _enter(self._by_nic, backend.nic_id, (service.wanted.id, backend.id))
 
     def _forget_indexes(self, service: Service) -> None:
         for backend in service.wanted.backends:
-            self._by_nic.get(backend.nic_id, set()).discard((service.wanted.id, backend.id))
+            _leave(self._by_nic, backend.nic_id, (service.wanted.id, backend.id))
         for target in service.targets:
-            self._by_target.get(target, set()).discard(service.wanted.id)
-            if not self._by_target.get(target):
-                self._by_target.pop(target, None)
+            _leave(self._by_target, target, service.wanted.id)
 
     def _probe(self, service: Service, *, assume_up: bool) -> None:
         self.prober.want(service.wanted.id, service.targets, assume_up=assume_up)
@@ -147,4 +149,19 @@ class Learning:
 
 def _note(facts: Facts, family: Family, verdict: Verdict) -> None:
     facts.probed[family], facts.probe_reason = verdict.is_up, verdict.last.reason
-    facts.refused = facts.refused | {family} if verdict.is_refused else facts.refused - {family}
+    if verdict.is_refused != (family in facts.refused):  # a set of its own for each backend would be a kilobyte a service
+        facts.refused ^= {family}
+
+
+def _enter(index: dict[_Key, tuple[_Value, ...]], key: _Key, value: _Value) -> None:
+    """Tuples, as nearly all hold one: a set takes four times as much, and there are thousands."""
+    if value not in index.get(key, ()):
+        index[key] = (*index.get(key, ()), value)
+
+
+def _leave(index: dict[_Key, tuple[_Value, ...]], key: _Key, value: _Value) -> None:
+    left = tuple(one for one in index.get(key, ()) if one != value)
+    if left:
+        index[key] = left
+    else:
+        index.pop(key, None)
