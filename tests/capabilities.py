@@ -61,6 +61,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "busybox": lambda: shutil.which("busybox") is not None,
     "pebble": lambda: all(shutil.which(name) for name in ("pebble", "pebble-challtestsrv")),
     "console": lambda: Path("/usr/bin/chromium").exists() and CONSOLE.exists(),
+    "promtool": lambda: shutil.which("promtool") is not None,
     "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is not None,
 }
 

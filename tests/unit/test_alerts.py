@@ -20,23 +20,27 @@ RULES = [
     for group in yaml.safe_load(path.read_text())["groups"]
     for rule in group["rules"]
 ]
+ALONE = {"up", "usage"}
+LOOKS = {"explain", "list", "show"}
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_alert_ends_in_a_command_that_only_looks(rule: dict[str, Any]) -> None:
     words = shlex.split(re.sub(r"\{\{.*?\}\}", "SOMETHING", rule["annotations"]["command"]))
     assert words[0] == "bedplate"
-    assert words[-1] == "--dry-run"
     mount([])
     command: Any = typer.main.get_command(app)
     for word in words[1:3]:
         command = command.get_command(None, word)
         assert command is not None, word
+    if words[1] in ALONE or words[2] in LOOKS:
+        return
+    assert words[-1] == "--dry-run"
     assert "--dry-run" in {option for parameter in command.params for option in parameter.opts}
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_alert_asks_for_metrics_that_are_told_of(rule: dict[str, Any]) -> None:
     told = (ROOT / "docs/operations/metrics.md").read_text()
-    missing = {name for name in re.findall(r"bedplate_[a-z_]+", rule["expr"]) if name not in told}
+    missing = {name for name in re.findall(r"bedplate_[a-z_]+?(?=_bucket\b|\b)", rule["expr"]) if name not in told}
     assert not missing
