@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ PREFIX = "vm-"
 OVERHEAD_BYTES = 512 << 20
 MONITOR_SECONDS = 30.0
 POWER_OFF_SECONDS = 60.0
+PRESS_SECONDS = 5.0
 QUIT_SECONDS = 5.0
 LOG_TAIL_BYTES = 1000
 ENDED_BY_SIGNAL = "terminating on signal"
@@ -204,12 +206,14 @@ class QemuMachine:
             return False  # a busy monitor is no reason to kill a machine
 
     async def _power_off(self, vm_id: str) -> None:
-        """The power button, then the plug."""
+        """The power button, again and again because a guest that boots does not hear it yet; then the plug."""
+        end = time.monotonic() + self.power_off_seconds
         with contextlib.suppress(QmpError):
-            async with connect(RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp) as qmp:
-                await qmp.execute("system_powerdown")
-            if await self._is_gone_within(vm_id, self.power_off_seconds):
-                return
+            while (left := end - time.monotonic()) > 0:
+                async with connect(RunFiles(directory=self.paths.vm_run_directory(vm_id)).qmp) as qmp:
+                    await qmp.execute("system_powerdown")
+                if await self._is_gone_within(vm_id, min(PRESS_SECONDS, left)):
+                    return
         await self._quit(vm_id)
 
     async def _quit(self, vm_id: str) -> None:
