@@ -2,7 +2,8 @@
 
 An emulated server (see `provisioning.lab.metal`) is started, as neither IPVS nor flowtables are in every kernel; there this runs
 again with `--here`. Namespaces are client, balancers side by side, and backends. IPVS is `mh` by source address and port, with NAT
-and nothing else; ours has two hundred services (emulated, a thousand take minutes to load), limits, counters, a policy and firewalls. Emulated, only the ratios mean anything.
+and nothing else; ours has two hundred services (a thousand take an emulated server minutes), limits, counters, a policy and
+firewalls. Emulated, only the ratios mean anything.
 """
 
 from __future__ import annotations
