@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 _METAL = "tests/metal/"
-_FIRST = ("tests/system/", "tests/programs/", _METAL, "tests/conformance/", "tests/agent/")
+_GATEWAY = tuple(f"tests/system/test_{name}.py" for name in ("demo", "endpoint", "vm", "lab"))
+_FIRST = (_GATEWAY, "tests/system/", "tests/programs/", _METAL, "tests/conformance/", "tests/agent/")
 
 
 @pytest.hookimpl(trylast=True)
@@ -37,10 +38,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
-        """Tests on metal share one server, hence one process."""
+        """Tests on metal share one server, and a machine has room for one gateway: one process for each."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return _METAL if nodeid.startswith(_METAL) else nodeid.partition("::")[0]
+            return next((begin[0] for begin in ((_METAL,), _GATEWAY) if nodeid.startswith(begin)), nodeid.partition("::")[0])
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
