@@ -6,16 +6,21 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
+from sqlalchemy import delete, select
+
 from controlplane.core.ids import Kind, new_id
 from controlplane.kernel.registry import Registry
 from controlplane.models.image import Image, ImageFile
 from controlplane.models.model import Model
+from controlplane.models.run import Run
+from controlplane.models.signal import Signal
 from controlplane.resources.endpoint import service as endpoints
 from controlplane.resources.endpoint.program import EndpointProgram
 from controlplane.resources.endpoint.schemas import EndpointCreate
 from controlplane.resources.image import service as images
 from controlplane.resources.image.store import ImageStore
 from controlplane.resources.model.catalogue import Catalogue
+from controlplane.resources.model.plan import Plan
 from controlplane.resources.model.service import plan
 from controlplane.resources.replica.program import ReplicaProgram
 from hostagent.protocol.errors import AgentError
@@ -23,6 +28,7 @@ from hostagent.protocol.verbs import StreamRequest
 from tests.programs.fleet import PROGRAMS, Fleet
 
 MODEL = "smollm2-135m-instruct"
+PURPOSES = ("weights", "engine")
 REGISTRY = Registry((*PROGRAMS, EndpointProgram, ReplicaProgram))
 
 
@@ -62,17 +68,16 @@ class _Answer:
     async def close(self) -> None: ...
 
 
-async def import_model(fleet: Fleet) -> None:
-    """The catalogue's model with tiny files in place of weights and engine."""
-    entry = plan(Catalogue.of(fleet.root), MODEL)
+async def import_model(fleet: Fleet, entry: Plan | None = None, files: dict[str, tuple[str, bytes]] | None = None) -> None:
+    """A model of the catalogue, with tiny files in place of weights and engine: (name, content) by purpose."""
+    entry = entry or plan(Catalogue.of(fleet.root), MODEL)
     store = ImageStore(fleet.world.settings.state_dir)
     ids = {}
     async with fleet.database.session() as session:
         assert fleet.project
         (await session.merge(fleet.project)).allow_containers = True
         fleet.project.allow_containers = True
-        for purpose in ("weights", "engine"):
-            content = f"the {purpose}".encode()
+        for purpose, (name, content) in (files or {what: ("f", f"the {what}".encode()) for what in PURPOSES}).items():
             sha256 = hashlib.sha256(content).hexdigest()
             path = fleet.root / purpose
             path.write_bytes(content)
@@ -85,13 +90,13 @@ async def import_model(fleet: Fleet) -> None:
                 architecture="x86_64",
                 default_user="root",
                 boot={"kind": "none"},
-                root_file="f",
+                root_file=name,
                 min_disk_bytes=1,
                 min_memory_bytes=1,
             )
             session.add(image)
             await session.flush()
-            session.add(ImageFile(image_id=image.id, name="f", sha256=sha256, size_bytes=len(content)))
+            session.add(ImageFile(image_id=image.id, name=name, sha256=sha256, size_bytes=len(content)))
             await session.flush()
             await images.settle(session, image)
             ids[f"{purpose}_image_id"] = image.id
@@ -103,3 +108,13 @@ async def create(fleet: Fleet, name: str = "chat", **wanted: object) -> str:
     async with fleet.database.session() as session:
         assert fleet.project
         return (await endpoints.create(session, fleet.world.settings.network, fleet.project, body)).id
+
+
+async def create_without_keeper(fleet: Fleet, **wanted: object) -> str:
+    """An endpoint without a run, so that nobody takes away what a test makes for it."""
+    endpoint_id = await create(fleet, replicas=0, **wanted)
+    async with fleet.database.session() as session:
+        run_ids = select(Run.id).where(Run.program == "endpoint", Run.subject == endpoint_id)
+        await session.execute(delete(Signal).where(Signal.run_id.in_(run_ids)))
+        await session.execute(delete(Run).where(Run.program == "endpoint", Run.subject == endpoint_id))
+    return endpoint_id

@@ -30,7 +30,7 @@ from controlplane.resources.model.plan import Plan
 from controlplane.resources.model.program import ModelProgram
 from controlplane.resources.replica import service as replicas
 from tests.programs.fleet import PROGRAMS, Fleet, open_fleet
-from tests.programs.serving import MODEL, REGISTRY, Engines, create, import_model
+from tests.programs.serving import MODEL, REGISTRY, Engines, create, create_without_keeper, import_model
 from tests.programs.site import Site
 
 
@@ -67,7 +67,7 @@ async def test_endpoint(fleet: Fleet) -> None:
 
 @pytest.mark.slow
 async def test_replica(fleet: Fleet) -> None:
-    endpoint_id = await create(fleet, replicas=0)
+    endpoint_id = await create_without_keeper(fleet)
 
     async def make(world: World[Any], number: int) -> str:
         del number
@@ -79,6 +79,7 @@ async def test_replica(fleet: Fleet) -> None:
         return await fleet.on_hosts() + await rows_left(fleet, Replica, Vm, Nic, Reservation)
 
     scenario = Scenario(registry=fleet.registry, program="replica", make=make, leftovers=leftovers, changes=("look",))
+    assert await Harness(fleet.world, scenario).life() > 15, "it came to serve"
     assert await Harness(fleet.world, scenario).run(stride=2) > 5
 
 
