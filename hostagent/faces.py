@@ -129,13 +129,16 @@ def _uninstall(arguments: list[str]) -> int:
 
     parser = _parser("uninstall")
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--delete-copy", action="store_true", help="delete this very file at the end")
+    parser.add_argument(
+        "--delete-copy", action="store_true", help="delete this very file at the end; leave it to another that is at it"
+    )
     options = parser.parse_args(arguments)
-    code = _print_lines(uninstall(_paths(options), is_dry_run=options.dry_run))
-    archive = version.archive()
-    if options.delete_copy and archive is not None and code == 0:
-        shutil.rmtree(archive.parent, ignore_errors=True)
-    return code
+    try:
+        return _print_lines(uninstall(_paths(options), is_dry_run=options.dry_run, can_wait=not options.delete_copy))
+    finally:
+        archive = version.archive()
+        if options.delete_copy and archive is not None:
+            shutil.rmtree(archive.parent, ignore_errors=True)
 
 
 def _print_lines(lines: Iterator[ChangeLine]) -> int:

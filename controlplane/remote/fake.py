@@ -20,7 +20,7 @@ from hostagent.protocol.verbs import ANSWER, BODY, Cursor, StreamRequest
 
 AnswerFunction = Callable[[Request], Awaitable[Answer]]
 UploadFunction = Callable[[str, bytes], Awaitable[None]]
-StreamFunction = Callable[[str, StreamRequest], Stream]
+StreamFunction = Callable[[str, StreamRequest], Stream | Awaitable[Stream]]
 """Opens a stream to a host; raises what the agent would."""
 
 
@@ -119,7 +119,8 @@ class FakeLinks(TypedCalls):
         self._reach(host_id)
         if self.stream is None:
             raise UnscriptedCommand(f"stream {request}")
-        return self.stream(host_id, request)
+        opened = self.stream(host_id, request)
+        return await opened if isinstance(opened, Awaitable) else opened
 
     async def subscribe(self, host_id: str, cursor: Cursor, *, deadline_seconds: float = 30.0) -> Events:
         del deadline_seconds

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -37,12 +39,26 @@ ROUTE_PROTOCOL = str(PROTOCOL_ROUTES)  # those of links go with them
 _STOP_SECONDS = 30.0
 
 
-def uninstall(paths: Paths, *, is_dry_run: bool) -> Iterator[ChangeLine]:
+def uninstall(paths: Paths, *, is_dry_run: bool, can_wait: bool = True) -> Iterator[ChangeLine]:
+    """One at a time. Who cannot wait leaves it to the other: once that is done, the host may be enrolled anew at any moment."""
     layout = Layout(paths=paths, digest="")
-    entries = ordered(Manifest(layout.manifest).entries, paths.state)
     if is_dry_run:
+        entries = ordered(Manifest(layout.manifest).entries, paths.state)
         yield from (ChangeLine(change=_change(entry), state="planned") for entry in entries)
         return
+    descriptor = os.open(paths.run.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # a file would be left behind
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if can_wait else fcntl.LOCK_NB))
+        yield from _undo_all(layout)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _undo_all(layout: Layout) -> Iterator[ChangeLine]:
+    paths = layout.paths
+    entries = ordered(Manifest(layout.manifest).entries, paths.state)
     kind = service_kind(layout)
     stop_all(kind, paths)
     ours = frozenset(entry["subject"] for entry in entries if entry["kind"] == "package")

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hostagent.protocol import codec, frames
+from hostagent.protocol.errors import AgentError
 from hostagent.protocol.frames import Answer, Request
 from hostagent.protocol.results import Failed, Outcome, Running, Succeeded
-from hostagent.protocol.verbs import ANSWER, HostObserved, Nothing, Subject
+from hostagent.protocol.verbs import ANSWER, HostObserved, Nothing, StreamRequest, StreamTicket, Subject, UploadResult
 from hostagent.protocol.wanted import Generation, ImageWanted, Observed, Purge
 from provisioning.host import zipapp
 from provisioning.lab import LabHost
@@ -126,19 +127,39 @@ class AgentHost:
                 target.chmod(0o644)
         await self.ensure("image", image)
 
-    def put_blob(self, sha256: str, content: bytes) -> None:
-        """As an upload leaves it."""
-        blobs = self.host.disk / "var/lib/bedplate/images/sha256"
-        blobs.mkdir(parents=True, exist_ok=True)
-        (blobs / sha256).write_bytes(content)
-        (blobs / sha256).chmod(0o644)
+    async def open_stream(self, request: StreamRequest) -> Bytes:
+        """As `dispatch` opens it, with a ticket."""
+        return (await self._ticketed(request))[1]
+
+    async def upload(self, sha256: str, content: bytes) -> None:
+        ticket, stream = await self._ticketed(StreamRequest(kind="upload", sha256=sha256, size_bytes=len(content)))
+        try:
+            await stream.write(content[ticket.offset :])
+            await stream.write_eof()
+            result = codec.decode(UploadResult, json.loads(await stream.reader.readline()))
+        finally:
+            await stream.close()
+        if result.code:
+            raise AgentError(result.code, result.message, retryable=result.code != "upload.digest_mismatch")
+
+    async def _ticketed(self, request: StreamRequest) -> tuple[StreamTicket, Bytes]:
+        ticket: StreamTicket = await self.call("stream.open", request)
+        stream = Bytes(*await asyncio.open_unix_connection(self.socket))
+        await stream.write(json.dumps({"face": "stream", "ticket": ticket.ticket}).encode() + b"\n")
+        return ticket, stream
 
     def leftovers(self) -> dict[str, list[str]]:
-        """What a purge must leave nothing of: processes, links, mounts, files (`by what`)."""
+        """What a purge must leave nothing of: processes, links, routes, mounts, cgroups, files (`by what`)."""
         processes = self.host.exec(["ps", "-eo", "args"]).stdout.decode().splitlines()
         programs = ("qemu-", "runc", "/sleep")
         links = json.loads(self.host.exec(["ip", "-json", "link"]).stdout)
         mounts = self.host.exec(["cat", "/proc/mounts"]).stdout.decode().splitlines()
+        routes = [
+            line
+            for what in (["route", "show", "table", "all"], ["-6", "route", "show", "table", "all"], ["rule"])
+            for line in self.host.exec(["ip", *what]).stdout.decode().splitlines()
+        ]
+        cgroups = self.host.exec(["find", "/sys/fs/cgroup", "-type", "d"]).stdout.decode().splitlines()
         kept = ("lib/bedplate/vm", "lib/bedplate/volume", "log/bedplate/vm")
         files = [str(path) for name in kept for path in (self.host.disk / "var" / name).rglob("*")]
         files += [
@@ -147,9 +168,31 @@ class AgentHost:
         return {
             "processes": sorted(line for line in processes if any(program in line for program in programs)),
             "links": sorted(link["ifname"] for link in links),
+            "routes": sorted(line.strip() for line in routes if "proto kernel" not in line),
+            "cgroups": sorted(cgroups),
             "mounts": sorted(" ".join(line.split(" ")[1:3]) for line in mounts),
             "files": sorted(files),
         }
+
+
+class Bytes:
+    """Raw bytes both ways on one connection, as the control plane's streams are."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self._writer = reader, writer
+
+    async def read(self, limit: int = 65_536) -> bytes:
+        return await self.reader.read(limit)
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def write_eof(self) -> None:
+        self._writer.write_eof()
+
+    async def close(self) -> None:
+        self._writer.close()
 
 
 def can_connect(host: LabHost, argv: list[str], *, seconds: float) -> subprocess.CompletedProcess[bytes]:

@@ -65,7 +65,7 @@ def root_archive() -> bytes:
         for directory in ("bin", "dev", "etc", "proc", "sys", "tmp", "run", "var", "weights"):
             add(directory, tarfile.DIRTYPE)
         add("bin/busybox", data=Path(shutil.which("busybox") or "").read_bytes(), mode=0o4755)
-        for applet in ("sh", "httpd", "cat", "id", "ip", "grep", "unshare", "true"):
+        for applet in ("sh", "httpd", "cat", "id", "ip", "grep", "mkdir", "unshare", "true"):
             add(f"bin/{applet}", tarfile.LNKTYPE, link="bin/busybox")
         add("etc/mem", tarfile.CHRTYPE, mode=0o666)
     return content.getvalue()
