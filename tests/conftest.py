@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from controlplane.embedded.postgres import Postgres
+from tests import remains
 from tests.databases import Databases
 
 pytest_plugins = ["tests.capabilities", "tests.scheduling", "tests.timing"]
+PREFIX = "bedplate-test-pg"
 # A busy machine is no fault of a test.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -33,7 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server of this session's own, without fsync."""
-    directory = Path(tempfile.mkdtemp(prefix="bedplate-test-pg-"))
+    for left in remains.of_killed_runs(PREFIX):
+        Postgres(directory=left).stop()
+        shutil.rmtree(left, ignore_errors=True)
+    directory = remains.directory_of(PREFIX)
+    directory.mkdir()
     directory.chmod(0o755)
     server = Postgres(directory=directory, is_durable=False)
     server.prepare()

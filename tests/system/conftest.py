@@ -7,16 +7,18 @@ import os
 import shutil
 import signal
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from controlplane.embedded.cleaning import processes_of
-from provisioning.lab import HostSpec, Lab, LabHost
+from provisioning.lab import HostSpec, Lab, LabError, LabHost
+from tests import remains
 from tests.system.enrolling import Deployment, open_deployment
 from tests.system.running import Up
+
+PREFIX = "bedplate-lab"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,11 @@ def host(fresh_directory: Path) -> Iterator[LabHost]:
 
 
 def lab_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"bedplate-lab-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    """A name for a lab of this run, after the labs of runs that were killed are gone."""
+    for left in remains.of_killed_runs(PREFIX):
+        with contextlib.suppress(LabError, OSError):  # another run is at it, too
+            Lab.found(left).clean()
+    return remains.directory_of(PREFIX)
 
 
 @pytest.fixture

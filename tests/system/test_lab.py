@@ -12,6 +12,7 @@ import pytest
 
 from provisioning.lab import HostSpec, Lab, LabError
 from provisioning.lab.model import LabRecord
+from tests.system.conftest import lab_directory
 
 pytestmark = [pytest.mark.lab, pytest.mark.caps("root", "netns", "sshd")]
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -135,6 +136,25 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert subprocess.run([*argv, "ssh", "a", "hostname"], check=True, capture_output=True, timeout=30).stdout == b"a\n"
     subprocess.run([*argv, "clean"], check=True, timeout=60)
     assert traces(fresh_directory, record) == NOTHING
+
+
+def test_the_next_run_removes_what_a_killed_one_left() -> None:
+    code = """
+import os, signal
+from provisioning.lab import HostSpec, Lab
+from tests.system.conftest import lab_directory
+lab = Lab("killed", lab_directory(), (HostSpec(name="a"),))
+lab.up()
+print(lab.directory, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, stdout=subprocess.PIPE)
+    assert killed.returncode == -signal.SIGKILL
+    directory = Path(killed.stdout.decode().strip())
+    record = Lab.found(directory).record
+    assert all(traces(directory, record).values())
+    lab_directory()
+    assert traces(directory, record) == NOTHING
 
 
 @pytest.mark.parametrize(
