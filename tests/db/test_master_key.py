@@ -30,6 +30,7 @@ from controlplane.settings import DatabaseSettings, Settings
 DIGESTS = {("idempotency_key", "request_sha256"), ("session", "secret_sha256"), ("token", "secret_sha256")} | {
     ("user", "link_sha256"),
     ("key", "secret_sha256"),
+    ("login", "secret_sha256"),
 }
 
 

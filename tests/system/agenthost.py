@@ -169,7 +169,7 @@ class AgentHost:
             "processes": sorted(line for line in processes if any(program in line for program in programs)),
             "links": sorted(link["ifname"] for link in links),
             "routes": sorted(line.strip() for line in routes if "proto kernel" not in line),
-            "cgroups": sorted(cgroups),
+            "cgroups": sorted(path for path in cgroups if not path.endswith("/bedplate")),  # the parent of all is the agent's
             "mounts": sorted(" ".join(line.split(" ")[1:3]) for line in mounts),
             "files": sorted(files),
         }
