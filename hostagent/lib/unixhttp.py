@@ -75,7 +75,8 @@ async def _exchange(socket_path: Path, request: bytes, descriptors: tuple[int, .
         if descriptors:
             sent = socket.send_fds(connection, [request], list(descriptors))
             request = request[sent:]
-        await loop.sock_sendall(connection, request)
+        if request:  # sending nothing to a server that has answered and closed is an error too
+            await loop.sock_sendall(connection, request)
         received = b""
         while b"\r\n\r\n" not in received:
             received += await _chunk(connection)
