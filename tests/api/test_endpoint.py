@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from controlplane.core.ids import Kind, new_id
 from controlplane.resources.model.catalogue import Catalogue, EngineEntry, ModelEntry, parse
 from controlplane.resources.model.plan import Plan, plan_of, workload
+from tests.api.gateway.conftest import REVISION
+from tests.api.test_route import INSERT
 
 NAME = "smollm2-135m-instruct"
 ENDPOINTS = "/v1/projects/ours/endpoints"
@@ -54,6 +59,34 @@ async def test_endpoint_refusals(member, operator) -> None:
         assert (await member.post(ENDPOINTS, json={**body, **change})).json()["code"] == "request.invalid"
     assert (await member.get(f"{ENDPOINTS}/chat")).json()["code"] == "endpoint.not_found"
     assert (await member.get(ENDPOINTS)).json()["items"] == []
+
+
+async def test_refusals_of_roll_outs(member, database_url) -> None:
+    connection = await asyncpg.connect(database_url)
+    endpoint_id = new_id(Kind.ENDPOINT)
+    await connection.execute(INSERT, endpoint_id, "chat", json.dumps({"served_model_id": "m", "isolation": "vm"}), "ours")
+    await connection.execute(REVISION, endpoint_id)
+    await connection.close()
+    chat = f"{ENDPOINTS}/chat"
+    for change in (
+        {"rollout": {"weight": 5}},  # of nothing
+        {"vcpus": 2, "rollout": {"max_surge": 0}},
+        {"vcpus": 2, "rollout": {"weight": 101}},
+        {"vcpus": 2, "rollout": {"speed": 1}},
+        {"vcpus": 0},
+        {"memory_bytes": 1},
+    ):
+        answer = await member.patch(chat, json=change)
+        assert (answer.status_code, answer.json()["code"]) == (422, "request.invalid"), answer.text
+    for verb, code in (("promote", "endpoint.not_rolling_out"), ("rollback", "endpoint.no_earlier_revision")):
+        answer = await member.post(f"{chat}/{verb}")
+        assert (answer.status_code, answer.json()["code"]) == (409, code)
+    answer = await member.patch(chat, json={"model": "none"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "model.not_available")
+    (revision,) = (await member.get(f"{chat}/revisions")).json()["items"]
+    assert (revision["number"], revision["failure"]) == (1, "")
+    shown = (await member.get(chat)).json()
+    assert (shown["revision"], shown["rollout"]) == (1, None)
 
 
 def test_files_of_the_deployment_win_and_a_broken_one_hides_itself_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,8 +24,8 @@ def new(ready: int, starting: int = 0) -> list[Body]:
     return [Body(id=f"new-{number}", is_new=True, is_ready=number < ready) for number in range(ready + starting)]
 
 
-def begun(strategy: Strategy = QUICK, **given_: object) -> Rollout:
-    return Rollout(from_revision=1, strategy=strategy, began_at=0.0, **given_)  # type: ignore[arg-type]
+def begun(strategy: Strategy = QUICK, **stored: Any) -> Rollout:
+    return Rollout(from_revision=1, strategy=strategy, began_at=0.0, **stored)
 
 
 def test_one_new_replica_first_and_the_rest_after_it_was_watched() -> None:

@@ -163,6 +163,12 @@ class EndpointUpdate(Input):
     autoscale: Autoscale | None = Field(default=None, description="Null: the replicas stay.", examples=[{"max_replicas": 6}])
     max_in_flight: MaxInFlight = 0
 
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.rollout is not None and not {"model", "vcpus", "memory_bytes"} & self.model_fields_set:
+            raise ValueError("rollout says how replicas are exchanged: it goes with model, vcpus or memory_bytes")
+        return self
+
 
 class EndpointScale(Input):
     replicas: int = Field(ge=0, le=MAX_REPLICAS, description="How many replicas shall serve it.", examples=[2])

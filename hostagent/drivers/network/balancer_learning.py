@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -29,7 +30,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class Learning:
+class Learning(ABC):
     """`services` by id; `prober` asks for their targets."""
 
     def __init__(self) -> None:
@@ -39,9 +40,9 @@ class Learning:
         self._by_nic: dict[str, tuple[tuple[str, str], ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @abstractmethod
     def _learn(self, service_id: str, kind: str, at: float | None = None) -> None:
         """A fact of this service is another now; `at`: monotonic seconds when that could be known first."""
-        raise NotImplementedError
 
     def _index(self, service: Service) -> None:
         service.targets = targets_of(service.wanted)

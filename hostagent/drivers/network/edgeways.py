@@ -13,7 +13,7 @@ import json
 import socket
 from pathlib import Path
 
-from hostagent.drivers.network.links import ensure_forwarding
+from hostagent.drivers.network.links import ensure_forwarding, way_sysctls
 from hostagent.drivers.network.netlink import Attributes, Netlink, Request, opened, set_sysctl
 from hostagent.drivers.network.reach import WaysMade, WayTraits
 from hostagent.drivers.network.table import MARK_EDGE_MASK, MARK_EDGE_SHIFT, MARK_OWN_WAY
@@ -110,7 +110,7 @@ class EdgeWays:
         if vxlan is None or vxlan != (asked["network"], asked["local"]):
             await netlink.remove_link(name)
             await netlink.carry_out(requests[:1])
-        for key, value in _sysctls(name):
+        for key, value in way_sysctls(name):
             set_sysctl(key, value)
         await netlink.carry_out(await _missing(netlink, name, requests))
         await netlink.carry_out(await _stale(netlink, name, requests))
@@ -238,15 +238,3 @@ def _rule(verb: str, about: tuple[int, int, int]) -> Request:
     family, mark, table = about
     attributes: Attributes = (("family", family), ("mark", mark), ("mask", MARK_EDGE_MASK), ("table", table))
     return (verb, (*attributes, ("priority", PRIORITY), ("protocol", PROTOCOL)))
-
-
-def _sysctls(name: str) -> tuple[tuple[str, str], ...]:
-    """Clients come in by it from anywhere: the reverse path is checked loosely."""
-    return (
-        (f"ipv4/conf/{name}/rp_filter", "2"),
-        (f"ipv4/conf/{name}/forwarding", "1"),
-        (f"ipv4/conf/{name}/accept_redirects", "0"),
-        (f"ipv4/conf/{name}/send_redirects", "0"),
-        (f"ipv6/conf/{name}/accept_ra", "0"),
-        (f"ipv6/conf/{name}/accept_redirects", "0"),
-    )

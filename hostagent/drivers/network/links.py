@@ -118,6 +118,20 @@ class LinkSet:
         return {destination for _, destination in wanted} <= routes and all(sysctl(k) == v for k, v in _sysctls(link.name))
 
 
+def way_sysctls(name: str) -> tuple[tuple[str, str], ...]:
+    """Of an interface between hosts. Packets may come in by another than their answers leave by (clients from anywhere, keys
+    that are rotated), so the reverse path is checked loosely.
+    """
+    return (
+        (f"ipv4/conf/{name}/rp_filter", "2"),
+        (f"ipv4/conf/{name}/forwarding", "1"),
+        (f"ipv4/conf/{name}/accept_redirects", "0"),
+        (f"ipv4/conf/{name}/send_redirects", "0"),
+        (f"ipv6/conf/{name}/accept_ra", "0"),
+        (f"ipv6/conf/{name}/accept_redirects", "0"),
+    )
+
+
 def ensure_forwarding() -> None:
     """Make this namespace a router. An uplink that learns its way by router advertisements goes on doing so."""
     if sysctl("ipv6/conf/all/forwarding") != "1":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hostagent.drivers.network.links import ensure_forwarding
+from hostagent.drivers.network.links import ensure_forwarding, way_sysctls
 from hostagent.drivers.network.netlink import Netlink, Request, opened, set_sysctl, sysctl
 from hostagent.drivers.network.reach import (
     TunnelInterfaceObserved,
@@ -155,7 +155,7 @@ class WireGuard:
         if device.listen_port != interface.listen_port:
             await run(WG, "set", name, "listen-port", str(interface.listen_port))
         await netlink.carry_out(await self._link_requests(netlink, name, wanted))
-        for key, value in _sysctls(name):
+        for key, value in way_sysctls(name):
             set_sysctl(key, value)
         asked = {peer.public_key: peer for peer in wanted.peers if peer.slot == interface.slot}
         changed = [peer for key, peer in asked.items() if not _is_same(device.peers.get(key), peer)]
@@ -223,7 +223,7 @@ class WireGuard:
             found.append("peers")
         found += [f"peer {key[:8]}" for key, peer in peers.items() if not _is_same(device.peers.get(key), peer)]
         with contextlib.suppress(OSError):
-            found += [key for key, value in _sysctls(name) if sysctl(key) != value]
+            found += [key for key, value in way_sysctls(name) if sysctl(key) != value]
         return [f"{name}: {what}" for what in found]
 
 
@@ -271,15 +271,3 @@ def _with_length(addresses: Sequence[str]) -> frozenset[str]:
 
 def _global(addresses: set[str]) -> frozenset[str]:
     return frozenset(address for address in addresses if not address.startswith(LINK_LOCAL))
-
-
-def _sysctls(name: str) -> tuple[tuple[str, str], ...]:
-    """While keys are rotated, packets come in by one slot and leave by the other: the reverse path is checked loosely."""
-    return (
-        (f"ipv4/conf/{name}/rp_filter", "2"),
-        (f"ipv4/conf/{name}/forwarding", "1"),
-        (f"ipv4/conf/{name}/accept_redirects", "0"),
-        (f"ipv4/conf/{name}/send_redirects", "0"),
-        (f"ipv6/conf/{name}/accept_ra", "0"),
-        (f"ipv6/conf/{name}/accept_redirects", "0"),
-    )
