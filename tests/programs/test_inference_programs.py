@@ -15,6 +15,8 @@ from controlplane.kernel.harness import Harness, Scenario
 from controlplane.kernel.registry import Registry
 from controlplane.kernel.world import World
 from controlplane.models.endpoint import Endpoint
+from controlplane.models.endpoint_revision import EndpointRevision
+from controlplane.models.event import Event
 from controlplane.models.host import Host
 from controlplane.models.image import Blob, Image
 from controlplane.models.model import Model
@@ -23,6 +25,8 @@ from controlplane.models.replica import Replica
 from controlplane.models.reservation import Reservation
 from controlplane.models.route import Route
 from controlplane.models.vm import Vm
+from controlplane.resources.endpoint import service as endpoints
+from controlplane.resources.endpoint.schemas import EndpointUpdate, RolloutStrategy
 from controlplane.resources.image.store import ImageStore
 from controlplane.resources.model import service as models
 from controlplane.resources.model.catalogue import Catalogue, DirectorySource, UrlSource
@@ -63,6 +67,29 @@ async def test_endpoint(fleet: Fleet) -> None:
 
     scenario = Scenario(registry=fleet.registry, program="endpoint", make=make, leftovers=leftovers, changes=("replica",))
     assert await Harness(fleet.world, scenario).run(stride=4) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_endpoint_rolled_out(fleet: Fleet) -> None:
+    """Another shape is asked for while the first replica starts: the exchange is tried at each of its steps too."""
+    other = EndpointUpdate(vcpus=2, rollout=RolloutStrategy(watch_seconds=0, ramp_seconds=0))
+
+    async def make(world: World[Any], number: int) -> str:
+        del world
+        endpoint_id = await create(fleet, f"chat-{number}", route=f"chat-{number}")
+        async with fleet.database.session() as session:
+            await endpoints.update(session, await session.get_one(Endpoint, endpoint_id), other)
+        return endpoint_id
+
+    async def leftovers(world: World[Any], subject: str) -> Sequence[str]:
+        del world, subject
+        return await fleet.on_hosts() + await rows_left(fleet, Endpoint, EndpointRevision, Replica, Vm, Nic, Reservation, Route)
+
+    scenario = Scenario(registry=fleet.registry, program="endpoint", make=make, leftovers=leftovers, changes=("replica",))
+    assert await Harness(fleet.world, scenario).run(stride=4) > 3
+    async with fleet.database.session() as session:
+        assert await session.scalar(select(func.count()).where(Event.kind == "endpoint.rolled_out"))
 
 
 @pytest.mark.slow
