@@ -58,7 +58,8 @@ async def shown(fleet: Fleet, image_id: str) -> queries.ShownImage | None:
 
 async def until_available(fleet: Fleet, image_id: str) -> queries.ShownImage:
     async def is_there() -> bool:
-        return (await shown(fleet, image_id)).state == "available"  # type: ignore[union-attr]
+        seen = await shown(fleet, image_id)
+        return seen is not None and seen.state == "available"
 
     await fleet.until(is_there, "image available", 30)
     return cast("queries.ShownImage", await shown(fleet, image_id))
@@ -83,7 +84,8 @@ async def test_another_content_than_was_named_is_refused_and_not_kept(fleet: Fle
     async with fleet.running():
 
         async def has_stopped() -> bool:
-            return (await shown(fleet, image_id)).failure is not None  # type: ignore[union-attr]
+            seen = await shown(fleet, image_id)
+            return seen is not None and seen.failure is not None
 
         await fleet.until(has_stopped, "the image is refused")
         image = await shown(fleet, image_id)
@@ -119,7 +121,8 @@ async def test_what_is_not_there_is_said(fleet: Fleet, site: Site) -> None:
     async with fleet.running():
 
         async def has_stopped() -> bool:
-            return (await shown(fleet, image_id)).failure is not None  # type: ignore[union-attr]
+            seen = await shown(fleet, image_id)
+            return seen is not None and seen.failure is not None
 
         await fleet.until(has_stopped, "the image is refused")
     image = await shown(fleet, image_id)
