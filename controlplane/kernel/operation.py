@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, cast
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import exists, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.json import Json
@@ -54,9 +54,7 @@ class Observed:
 async def settle(session: AsyncSession, operations: Sequence[Operation]) -> dict[str, Run]:
     """End what has come to its end among `operations`; returns the unfinished runs of their subjects."""
     pending = sorted((item for item in operations if item.finished_at is None), key=lambda item: item.subject_kind)
-    runs = await _unfinished_runs(session, {(item.subject_kind, item.subject_id) for item in pending}) if pending else {}
-    resumed = await _resumed(session, [run.id for run in runs.values() if run.parked_at is not None])
-    failed = {subject: run for subject, run in runs.items() if run.parked_at is not None and run.id not in resumed}
+    runs, failed = await _unfinished_runs(session, {(item.subject_kind, item.subject_id) for item in pending})
     for kind, group in groupby(pending, key=lambda item: item.subject_kind):
         items = list(group)
         observed = await _observed(session, kind, {item.subject_id for item in items})
@@ -163,16 +161,17 @@ def _model(kind: str) -> type[Base] | None:
     return None
 
 
-async def _unfinished_runs(session: AsyncSession, subjects: Collection[tuple[str, str]]) -> dict[str, Run]:
-    """The unfinished run of each subject that has one: of the program that is called like the noun."""
-    query = select(Run).where(tuple_(Run.program, Run.subject).in_(subjects), Run.finished_at.is_(None))
+async def _unfinished_runs(
+    session: AsyncSession, subjects: Collection[tuple[str, str]]
+) -> tuple[dict[str, Run], dict[str, Run]]:
+    """The unfinished run of each subject that has one (of the program that is called like the noun), and those that failed:
+    parked, and not told since to try again or to end. One statement, as a claim takes the park and the order away together.
+    """
+    if not subjects:
+        return {}, {}
+    is_told = exists().where(Signal.run_id == Run.id, Signal.kind.in_(("resume", "destroy")), Signal.seen_at.is_(None))
+    query = select(Run, is_told).where(tuple_(Run.program, Run.subject).in_(subjects), Run.finished_at.is_(None))
     fresh = query.execution_options(populate_existing=True)  # a long poll looks again in one session
-    return {run.subject: run for run in await session.scalars(fresh)}
-
-
-async def _resumed(session: AsyncSession, run_ids: Collection[str]) -> set[str]:
-    """The parked runs that were told to try again, or to end, and have not begun to."""
-    if not run_ids:
-        return set()
-    told = Signal.run_id.in_(run_ids), Signal.kind.in_(("resume", "destroy")), Signal.seen_at.is_(None)
-    return set(await session.scalars(select(Signal.run_id).where(*told)))
+    rows = (await session.execute(fresh)).all()
+    runs = {run.subject: run for run, _ in rows}
+    return runs, {run.subject: run for run, told in rows if run.parked_at is not None and not told}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
+import asyncpg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from controlplane import kernel
 from controlplane.authz.service import SYSTEM
 from controlplane.core.ids import Kind, new_id
+from controlplane.kernel.operation import settle
+from controlplane.models.operation import Operation
 from controlplane.models.project import Project
 from controlplane.resources.operation import service
 
@@ -103,6 +107,51 @@ async def test_fails_with_the_code_of_the_parked_run_and_shows_its_step(operator
 
     deleted = await change("project.delete", 2)
     assert await state_of(operator, deleted) == "running"
+
+
+async def claim(url: str, subject: str) -> None:
+    """A worker takes the run over, as the kernel's statement does."""
+    at_work = "parked_at = NULL, parked_code = NULL, parked_detail = NULL, wake_at = now()"
+    connection = await asyncpg.connect(url)
+    async with connection.transaction():
+        run_id = await connection.fetchval(f"UPDATE run SET {at_work} WHERE subject = $1 RETURNING id", subject)
+        await connection.execute("UPDATE signal SET seen_at = now() WHERE run_id = $1", run_id)
+    await connection.close()
+
+
+async def test_a_claim_between_two_looks_does_not_bring_an_old_failure_back(
+    change, execute, database, database_url, project_id
+):
+    """Tried again after it parked: whoever looks just when a worker takes the run over sees it at work."""
+    async with database.sessionmaker.begin() as session:
+        await kernel.start(session, SUBJECT, project_id)
+    await execute(
+        "UPDATE run SET parked_at = now(), parked_code = 'image.bad', parked_detail = 'why', wake_at = NULL WHERE subject = :id"
+    )
+    async with database.sessionmaker.begin() as session:
+        await kernel.resume(session, SUBJECT, project_id)
+    operation = await change("project.update", 1)
+
+    looks: list[str] = []
+
+    def looked(_connection, _cursor, statement: str, *_: object) -> None:
+        if "FROM run" in statement:
+            if not looks:
+                worker = threading.Thread(target=lambda: asyncio.run(claim(database_url, project_id)))
+                worker.start()
+                worker.join()
+            looks.append(statement)
+
+    engine = database.sessionmaker.kw["bind"].sync_engine
+    event.listen(engine, "after_cursor_execute", looked)
+    try:
+        async with database.sessionmaker.begin() as session:
+            row = await session.get_one(Operation, operation)
+            await settle(session, [row])
+    finally:
+        event.remove(engine, "after_cursor_execute", looked)
+    assert looks
+    assert (row.state, row.error_code) == ("running", None)
 
 
 async def test_wait_answers_as_soon_as_it_ends(operator, change, execute):
